@@ -27,6 +27,9 @@ type writer struct {
 	t    *tx
 	f    *folder
 	last int64 // sequence number of the last event of the transaction at hand
+	// expect is how many callers there were at the end of the last one: those
+	// answered, and those that waited by then.
+	expect int
 
 	// Of the transaction at hand: what is written at its end, all rows at
 	// once, since no fold reads it.
@@ -81,6 +84,7 @@ func (w *writer) close() {
 func (l *Ledger) write(w *writer) {
 	defer w.close()
 	for {
+		l.gather(w.expect)
 		group, closed := l.take()
 		switch {
 		case len(group) == 1 && group[0].alone != nil:
@@ -96,21 +100,44 @@ func (l *Ledger) write(w *writer) {
 	}
 }
 
+// The writer waits for callers that it has just answered as long as one more
+// comes within gatherGap, and no longer than gatherFor: less than what a sync
+// of the disk takes.
+const (
+	gatherGap = 50 * time.Microsecond
+	gatherFor = 400 * time.Microsecond
+)
+
+// gather lets the callers of the last transaction come back and join those that
+// came in the meantime. Without it the fastest of them would have a transaction
+// of its own, and all others would wait for its sync. A lone caller waits for
+// nobody.
+func (l *Ledger) gather(expect int) {
+	have := l.waiting()
+	if expect < 2 || have == 0 {
+		return
+	}
+	start := time.Now()
+	for newest := start; have < expect; {
+		runtime.Gosched()
+		now, n := time.Now(), l.waiting()
+		if n > have {
+			have, newest = n, now
+		}
+		if now.Sub(newest) > gatherGap || now.Sub(start) > gatherFor {
+			return
+		}
+	}
+}
+
+func (l *Ledger) waiting() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.queue)
+}
+
 // take takes up what waits: a group of batches, or one work that runs alone.
 func (l *Ledger) take() (group []*work, closed bool) {
-	// Callers that were just answered are about to come back. Letting them
-	// run first doubles the size of the groups: otherwise the first one back
-	// would have a transaction of its own, and all others wait for its sync.
-	for n := 0; ; {
-		l.mu.Lock()
-		now := len(l.queue)
-		l.mu.Unlock()
-		if now == n {
-			break
-		}
-		n = now
-		runtime.Gosched()
-	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n, size := 0, 0
@@ -163,6 +190,7 @@ func (w *writer) commit(group []*work) {
 		return
 	}
 	failpoint.Hit("ledger.after-commit")
+	w.expect = len(group) + w.l.waiting()
 	var events []Event
 	stored := 0
 	for _, b := range group {
