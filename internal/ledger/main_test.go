@@ -129,3 +129,13 @@ func agent(t testing.TB, l *ledger.Ledger) ledger.Agent {
 	}
 	return a
 }
+
+// isRefusal reports an error that concerns one batch only.
+func isRefusal(err error) bool {
+	for _, kind := range []error{ledger.ErrConflict, ledger.ErrCursor, ledger.ErrDuplicate, ledger.ErrKeyReused} {
+		if errors.Is(err, kind) {
+			return true
+		}
+	}
+	return false
+}

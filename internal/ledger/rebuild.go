@@ -16,6 +16,7 @@ func (l *Ledger) Rebuild(ctx context.Context) (Report, error) {
 		if lerr := w.load(); err == nil {
 			err = lerr
 		}
+		l.last.Store(w.last)
 		return err
 	}})
 	if err != nil {
