@@ -58,7 +58,8 @@ func Lock(stateDir string) (*StateLock, error) {
 		return nil, fmt.Errorf("locking the state directory: %w", err)
 	}
 	pid := strconv.Itoa(os.Getpid()) + "\n"
-	if _, err := f.WriteAt([]byte(pid), 0); err == nil {
+	_, err = f.WriteAt([]byte(pid), 0)
+	if err == nil {
 		err = f.Truncate(int64(len(pid)))
 	}
 	if err != nil {
