@@ -198,7 +198,7 @@ func (f *folder) moveAgent(e *Event, sandbox string) error {
 	case !oneOf(state, "intended", "created"):
 		return conflict(e, "sandbox %s is %s", sandbox, state)
 	}
-	if _, err := f.t.exec("UPDATE sandboxes SET state = 'released' WHERE agent_id = ? AND state = 'current'",
+	if _, err := f.t.exec("UPDATE sandboxes INDEXED BY sandboxes_by_agent SET state = 'released' WHERE agent_id = ? AND state = 'current'",
 		e.AgentID); err != nil {
 		return err
 	}

@@ -88,7 +88,8 @@ func foldTurnEnded(f *folder, e *Event) error {
 		return err
 	}
 	// What the turn asked and nobody settled is asked no more.
-	if _, err := f.t.exec(`UPDATE permissions SET state = 'resolved', decision = coalesce(nullif(decision, ''), 'cancelled')
+	if _, err := f.t.exec(`UPDATE permissions INDEXED BY permissions_by_state
+		SET state = 'resolved', decision = coalesce(nullif(decision, ''), 'cancelled')
 		WHERE agent_id = ? AND state IN ('pending', 'answered') AND turn_id = ?`, e.AgentID, e.TurnID); err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 )
 
 // TurnFilter says which turns are meant; fields that are zero let all through.
@@ -36,16 +37,16 @@ func (l *Ledger) Turns(ctx context.Context, f TurnFilter) ([]Turn, error) {
 	var s selection
 	s.equal("agent_id", f.AgentID)
 	s.in("state", f.States)
-	if open := len(f.States) > 0; open {
-		for _, state := range f.States {
-			open = open && state != "ended"
-		}
-		if open {
-			s.where("state <> 'ended'") // says that the small index will do
-		}
-	}
-	if f.OwesCheckpoint {
+	from := turnColumns
+	// The indexes of the few turns that are open, or owe something. Without
+	// being told, SQLite reads all turns there ever were in their order.
+	switch {
+	case f.OwesCheckpoint:
 		s.where("owes_checkpoint = 1")
+		from += " INDEXED BY turns_owing"
+	case len(f.States) > 0 && !slices.Contains(f.States, "ended"):
+		s.where("state <> 'ended'")
+		from += " INDEXED BY turns_open"
 	}
 	if f.After > 0 {
 		s.where("number > ?", f.After)
@@ -57,7 +58,7 @@ func (l *Ledger) Turns(ctx context.Context, f TurnFilter) ([]Turn, error) {
 	if f.Desc {
 		order += " DESC"
 	}
-	return all(ctx, l, "reading turns", s.sql(turnColumns, order, f.Limit), s.args, scanTurn)
+	return all(ctx, l, "reading turns", s.sql(from, order, f.Limit), s.args, scanTurn)
 }
 
 // SandboxFilter says which sandboxes are meant; fields that are zero let all
@@ -134,7 +135,7 @@ func (l *Ledger) Permissions(ctx context.Context, agentID string, states ...stri
 	s.where("agent_id = ?", agentID)
 	s.in("state", states)
 	return all(ctx, l, "reading permissions", s.sql(`agent_id, request_id, sandbox_id, turn_id, title, state, decision, feedback,
-		request_seq, requested_at FROM permissions`, "request_seq", 0), s.args,
+		request_seq, requested_at FROM permissions INDEXED BY permissions_by_state`, "request_seq", 0), s.args,
 		func(s scanner) (p Permission, err error) {
 			err = s.Scan(&p.AgentID, &p.RequestID, &p.SandboxID, &p.TurnID, &p.Title, &p.State, &p.Decision, &p.Feedback,
 				&p.RequestSeq, &p.RequestedAt)
