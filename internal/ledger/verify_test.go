@@ -89,6 +89,16 @@ func history(t *testing.T, l *ledger.Ledger, rnd *rand.Rand, batches int) {
 		}
 		return e
 	}
+	// Something for the rest to be about; refused when it is there already.
+	seed := []ledger.Entry{runStarted("r_00000000", "a_00000000"), runStarted("r_00000001", "a_00000001")}
+	for i := range 4 {
+		seed = append(seed, spawned(fmt.Sprintf("r_%08x", i%2), fmt.Sprintf("a_%08x", i)))
+	}
+	for _, e := range seed {
+		if _, err := l.Append(ctx, ledger.Batch{Entries: []ledger.Entry{e}}); err != nil && !isRefusal(err) {
+			t.Fatalf("Append: %v", err)
+		}
+	}
 	for range batches {
 		var b ledger.Batch
 		for range 1 + rnd.IntN(3) {
@@ -142,14 +152,14 @@ func state(t *testing.T, l *ledger.Ledger) map[string]any {
 
 func TestRandomHistoriesVerifyAndRebuild(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(6) {
+	for seed := range uint64(4) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
 			rnd := rand.New(rand.NewPCG(seed, 1))
 			path := filepath.Join(t.TempDir(), "ledger.db")
 			l := open(t, path, ledger.Options{})
-			history(t, l, rnd, 1200)
-			if r := wantSound(t, l); r.Events < 300 {
+			history(t, l, rnd, 800)
+			if r := wantSound(t, l); r.Events < 200 {
 				t.Fatalf("only %d events: the history is too poor to test anything", r.Events)
 			}
 			want := state(t, l)
