@@ -34,7 +34,7 @@ func Unpack(ctx context.Context, r io.Reader, o UnpackOptions) (Stats, error) {
 	lim := o.Limits.withDefaults()
 	u := &unpacker{
 		ctx: ctx, d: newDecoder(ctx, r, lim), c: newChecker(lim),
-		homePath: home, paths: paths, buf: make([]byte, 256<<10),
+		home: home, paths: paths, buf: make([]byte, 256<<10),
 		uid: uint32(os.Geteuid()), gid: uint32(os.Getegid()),
 	}
 	defer u.close()
@@ -43,13 +43,14 @@ func Unpack(ctx context.Context, r io.Reader, o UnpackOptions) (Stats, error) {
 }
 
 type unpacker struct {
-	ctx      context.Context
-	d        *decoder
-	c        *checker
-	homePath string
-	paths    []string
-	home     *tree
-	extra    []*tree // of the parents of paths, in their order
+	ctx   context.Context
+	d     *decoder
+	c     *checker
+	home  string
+	paths []string
+	// trees are that of the home and those of the paths' parents, in their
+	// order; nil before prepare.
+	trees    []*tree
 	dirs     []*entry
 	stats    Stats
 	buf      []byte
@@ -57,10 +58,7 @@ type unpacker struct {
 }
 
 func (u *unpacker) close() {
-	if u.home != nil {
-		u.home.close()
-	}
-	for _, t := range u.extra {
+	for _, t := range u.trees {
 		t.close()
 	}
 }
@@ -96,18 +94,19 @@ func (u *unpacker) run() error {
 
 // place gives an entry its effect.
 func (u *unpacker) place(e *entry) error {
-	t, names, err := u.locate(e.name)
-	if err != nil || t == nil && u.home != nil {
+	at, names, err := u.locate(e.name)
+	if err != nil || at == nowhere {
 		return err
 	}
-	if u.home == nil {
+	if u.trees == nil {
 		if err := u.prepare(); err != nil {
 			return err
 		}
-		if t, names, err = u.locate(e.name); err != nil || t == nil {
-			return err
-		}
 	}
+	return u.placeIn(u.trees[at], names, e)
+}
+
+func (u *unpacker) placeIn(t *tree, names []string, e *entry) error {
 	if e.typ == typeDir {
 		u.stats.add(e, 0)
 		u.dirs = append(u.dirs, e)
@@ -140,65 +139,60 @@ func (u *unpacker) place(e *entry) error {
 	}
 }
 
-// locate finds the tree an entry belongs to, and its names there. The trees
-// are nil before prepare. A directory above a path is located nowhere: it
-// belongs to the sandbox.
-func (u *unpacker) locate(name string) (*tree, []string, error) {
+// nowhere is where a directory above a path is: it belongs to the sandbox.
+const nowhere = -1
+
+// locate finds the tree an entry belongs to, by its index, and its names there.
+func (u *unpacker) locate(name string) (int, []string, error) {
 	if name == homeDir {
-		return u.home, nil, nil
+		return 0, nil, nil
 	}
 	if rel, ok := strings.CutPrefix(name, homeDir+"/"); ok {
-		return u.home, strings.Split(rel, "/"), nil
+		return 0, strings.Split(rel, "/"), nil
 	}
 	abs := strings.TrimPrefix(name, rootDir)
 	above := abs == ""
 	for i, p := range u.paths {
 		if within(abs, p) {
-			names := strings.Split(abs[len(filepath.Dir(p)):], "/")
-			if names[0] == "" {
-				names = names[1:]
-			}
-			if u.extra == nil {
-				return nil, names, nil
-			}
-			return u.extra[i], names, nil
+			rel := strings.TrimPrefix(abs[len(filepath.Dir(p)):], "/")
+			return i + 1, strings.Split(rel, "/"), nil
 		}
 		above = above || within(p, abs)
 	}
 	if !above {
-		return nil, nil, refused("%q lies in none of the paths to be unpacked", short(name))
+		return nowhere, nil, refused("%q lies in none of the paths to be unpacked", short(name))
 	}
-	return nil, nil, nil
+	return nowhere, nil, nil
 }
 
 // prepare opens the roots, all of them before the archive has any say on the
 // file system, and clears them.
 func (u *unpacker) prepare() error {
-	if err := os.MkdirAll(u.homePath, 0o755); err != nil {
+	if err := os.MkdirAll(u.home, 0o755); err != nil {
 		return err
 	}
-	home, err := openTree(u.homePath)
-	if err != nil {
-		return err
-	}
-	u.home, u.extra = home, make([]*tree, 0, len(u.paths))
+	dirs := []string{u.home}
 	for _, p := range u.paths {
-		if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
+		parent := filepath.Dir(p)
+		if err := os.MkdirAll(parent, 0o755); err != nil {
 			return err
 		}
-		t, err := openTree(filepath.Dir(p))
+		dirs = append(dirs, parent)
+	}
+	for _, d := range dirs {
+		t, err := openTree(d)
 		if err != nil {
 			return err
 		}
-		u.extra = append(u.extra, t)
+		u.trees = append(u.trees, t)
 	}
-	if err := home.empty(u.ctx); err != nil {
-		return fmt.Errorf("emptying %s: %w", u.homePath, err)
+	if err := u.trees[0].empty(u.ctx); err != nil {
+		return fmt.Errorf("emptying %s: %w", u.home, err)
 	}
-	dropXattrs(home.root)
-	for i, t := range u.extra {
-		if err := t.remove(u.ctx, filepath.Base(u.paths[i])); err != nil {
-			return fmt.Errorf("removing %s: %w", u.paths[i], err)
+	dropXattrs(u.trees[0].root)
+	for i, p := range u.paths {
+		if err := u.trees[i+1].remove(u.ctx, filepath.Base(p)); err != nil {
+			return fmt.Errorf("removing %s: %w", p, err)
 		}
 	}
 	return nil
@@ -275,13 +269,14 @@ func (u *unpacker) copy(fd int, n int64) error {
 // makeLink makes a hard link. Where the two names came to lie on different
 // file systems it makes a copy.
 func (u *unpacker) makeLink(at int, base string, e *entry) error {
-	t, names, err := u.locate(e.link)
+	which, names, err := u.locate(e.link)
 	if err != nil {
 		return err
 	}
-	if t == nil || len(names) == 0 {
+	if which == nowhere || len(names) == 0 {
 		return refused("the hard link %q leads out", short(e.name))
 	}
+	t := u.trees[which]
 	// The target's directory may lie in the same tree, whose descriptor at
 	// would then move: hold it.
 	at, err = unix.FcntlInt(uintptr(at), unix.F_DUPFD_CLOEXEC, 0)
@@ -321,10 +316,11 @@ func (u *unpacker) finishDirs() error {
 		if u.ctx.Err() != nil {
 			return context.Cause(u.ctx)
 		}
-		t, names, err := u.locate(e.name)
+		which, names, err := u.locate(e.name)
 		if err != nil {
 			return err
 		}
+		t := u.trees[which]
 		if err := t.walkTo(names, false); err != nil {
 			return fmt.Errorf("unpacking %s: %w", short(e.name), err)
 		}
