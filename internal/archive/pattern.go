@@ -130,8 +130,9 @@ func (p pattern) matches(rel []string, dir bool) bool {
 }
 
 func matchName(pat, name string) bool {
-	if pat == name {
-		return true
+	// Most patterns are plain names: an entry is compared with each of them.
+	if !strings.ContainsAny(pat, `*?[\`) {
+		return pat == name
 	}
 	ok, err := path.Match(pat, name)
 	return ok && err == nil
