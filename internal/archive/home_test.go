@@ -58,7 +58,7 @@ func unpack(t testing.TB, tar []byte, o archive.UnpackOptions) archive.Stats {
 	return st
 }
 
-// aclExecute is an access control list of user 1234 with rwx, as the kernel
+// acl is an access control list of user 1234 with rwx, as the kernel
 // stores it: version 2, then tag, permissions and id of each entry.
 func acl() []byte {
 	b := []byte{2, 0, 0, 0}

@@ -51,6 +51,12 @@ func edit(t testing.TB, b []byte, at int, s string) []byte {
 	t.Helper()
 	b = bytes.Clone(b)
 	copy(b[at:], s)
+	fixChecksum(b)
+	return b
+}
+
+// fixChecksum corrects the checksum of the header that b begins with.
+func fixChecksum(b []byte) {
 	sum := 8 * int(' ')
 	for i, c := range b[:512] {
 		if i < 148 || i >= 156 {
@@ -58,7 +64,6 @@ func edit(t testing.TB, b []byte, at int, s string) []byte {
 		}
 	}
 	copy(b[148:], fmt.Sprintf("%06o\x00 ", sum))
-	return b
 }
 
 // paxRaw is a pax header with those raw records, followed by a file.

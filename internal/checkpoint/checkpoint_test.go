@@ -96,7 +96,7 @@ func TestTakeSourceFails(t *testing.T) {
 	}
 }
 
-// row makes rows like "7", "7 damaged", "7 pruned", "7 ref=5".
+// rows fills in what a row has by default: it is kept, under its own reference.
 func rows(list ...ledger.Checkpoint) []ledger.Checkpoint {
 	for i := range list {
 		c := &list[i]
