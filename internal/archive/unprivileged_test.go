@@ -33,7 +33,7 @@ func TestUnprivileged(t *testing.T) {
 	h := nastyHome(t)
 	write(t, h+"/closed/f", "x", 0o400)
 	must(t, unix.Chmod(h+"/closed", 0o555))
-	write(t, h+"/shut/f", "x", 0o400)
+	write(t, h+"/shut/inner/f", "x", 0o400)
 	must(t, unix.Chmod(h+"/shut", 0o000))
 	tar, _ := pack(t, archive.PackOptions{Home: h})
 	must(t, os.WriteFile(base+"/tar", tar, 0o644))
