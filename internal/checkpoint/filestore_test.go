@@ -139,6 +139,7 @@ func TestEveryDamage(t *testing.T) {
 			t.Errorf("%s at %d: reading: %v", what, at, err)
 		}
 	}
+	check("comment", 0, []byte("\x50\x2a\x4d\x18\x04\x00\x00\x00abcd"))
 	for i := range whole {
 		check("cut", i, whole[:i])
 		flipped := slices.Clone(whole)
