@@ -41,7 +41,7 @@ func benchHome(b *testing.B) string {
 func BenchmarkPack(b *testing.B) {
 	h := benchHome(b)
 	ours := func() {
-		enc, err := zstd.NewWriter(io.Discard, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(1))
+		enc, err := zstd.NewWriter(io.Discard, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(2))
 		must(b, err)
 		r, w := io.Pipe()
 		go func() {

@@ -150,8 +150,9 @@ func (s *FileStore) create(tmp string) (*os.File, error) {
 // compress copies the archive into f and verifies every byte of it on its way.
 func (s *FileStore) compress(ctx context.Context, f io.Writer, r io.Reader) (Stored, error) {
 	sum := &summer{w: f, h: sha256.New()}
-	// One block in flight: checkpoints of many agents are taken at a time.
-	enc, err := zstd.NewWriter(sum, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(1))
+	// Two blocks in flight: one is matched while the other is written. More
+	// would only take memory, as checkpoints of many agents are taken at a time.
+	enc, err := zstd.NewWriter(sum, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(2))
 	if err != nil {
 		return Stored{}, err
 	}
