@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"path"
+	"sync"
 
 	"github.com/docker/docker/api/types/container"
 
@@ -38,8 +39,37 @@ func (d *Docker) CopyIn(ctx context.Context, id, dir string, archive io.Reader) 
 	if err != nil {
 		return err
 	}
-	err = d.cli.CopyToContainer(ctx, info.Handle, dir, archive, container.CopyToContainerOptions{AllowOverwriteDirWithFile: true})
+	source := &sourceReader{r: archive}
+	err = d.cli.CopyToContainer(ctx, info.Handle, dir, source, container.CopyToContainerOptions{AllowOverwriteDirWithFile: true})
+	if readErr := source.err(); err != nil && readErr != nil && ctx.Err() == nil {
+		// The engine's client takes it for a failed connection.
+		return fmt.Errorf("copying into %s of %s: reading the archive: %w", dir, id, readErr)
+	}
 	return d.explainPath(ctx, id, fmt.Sprintf("copying into %s of %s", dir, id), err)
+}
+
+// sourceReader remembers the error of the reader it passes on.
+type sourceReader struct {
+	r io.Reader
+	// The connection may still be reading when its request has failed.
+	mu     sync.Mutex
+	failed error
+}
+
+func (s *sourceReader) Read(p []byte) (int, error) {
+	n, err := s.r.Read(p)
+	if err != nil && !errors.Is(err, io.EOF) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.failed = err
+	}
+	return n, err
+}
+
+func (s *sourceReader) err() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.failed
 }
 
 // explainPath tells a missing path from a missing sandbox: the engine has one

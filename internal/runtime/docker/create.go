@@ -15,6 +15,7 @@ import (
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/image"
 	"github.com/docker/docker/api/types/mount"
+	"github.com/docker/docker/pkg/stdcopy"
 
 	"github.com/alineod/alineod/internal/failpoint"
 	"github.com/alineod/alineod/internal/runtime"
@@ -81,7 +82,7 @@ func (d *Docker) adopt(ctx context.Context, info runtime.Info) (runtime.Info, er
 	if err := d.start(ctx, info); err != nil {
 		// One that never ran holds nothing that could be lost.
 		if info.State == runtime.StateCreated {
-			err = errors.Join(err, d.discard(ctx, info.SandboxID, info.Handle))
+			err = errors.Join(err, d.discard(ctx, info.SandboxID))
 		}
 		return runtime.Info{}, err
 	}
@@ -130,16 +131,39 @@ func (d *Docker) create(ctx context.Context, req runtime.CreateRequest) (_ runti
 	}
 	if err == nil {
 		var info runtime.Info
-		if info, err = d.Inspect(ctx, req.SandboxID); err == nil {
+		info, err = d.Inspect(ctx, req.SandboxID)
+		if err == nil && info.State == runtime.StateRunning {
 			return info, nil
 		}
+		if err == nil {
+			err = fmt.Errorf("its first process ended at once with exit code %d: %s", info.ExitCode, d.lastWords(ctx, info.Handle))
+		}
+	}
+	if errors.Is(err, runtime.ErrNotFound) {
+		// Not the image, which was there a moment ago: a network, say. The
+		// kind would have the caller make an image anew.
+		err = errors.New(err.Error())
 	}
 	if ctxErr := ctx.Err(); ctxErr != nil && !errors.Is(err, ctxErr) {
 		err = errors.Join(ctxErr, err)
 	}
 	return runtime.Info{}, errors.Join(
-		fmt.Errorf("creating %s: %w", req.SandboxID, err),
-		d.discard(ctx, req.SandboxID, containerName(req.SandboxID)))
+		fmt.Errorf("creating %s: %w", req.SandboxID, err), d.discard(ctx, req.SandboxID))
+}
+
+// lastWords is what a container wrote last, for an error's text.
+func (d *Docker) lastWords(ctx context.Context, handle string) string {
+	said := &tail{max: 512}
+	_ = d.call(ctx, "reading the log of "+handle, func(ctx context.Context) error {
+		log, err := d.cli.ContainerLogs(ctx, handle, container.LogsOptions{ShowStdout: true, ShowStderr: true, Tail: "5"})
+		if err != nil {
+			return err
+		}
+		defer log.Close()
+		_, err = stdcopy.StdCopy(said, said, log)
+		return err
+	})
+	return said.String()
 }
 
 // settle returns a context that outlives ctx by settleTimeout at most.
@@ -153,13 +177,14 @@ func settle(ctx context.Context) (context.Context, context.CancelFunc) {
 }
 
 // discard removes what a failed creation left, though its caller may be gone.
-func (d *Docker) discard(ctx context.Context, id, handle string) error {
+// A container of that name that is another's stays.
+func (d *Docker) discard(ctx context.Context, id string) error {
 	fresh, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
-	if err := d.removeContainer(fresh, handle); err != nil {
-		return err
+	if err := d.removeOurs(fresh, id); err != nil {
+		return fmt.Errorf("clearing away: %w", err)
 	}
-	return d.removeDir(id)
+	return nil
 }
 
 // start starts a container. In exec mode one that never ran is first given
@@ -175,6 +200,14 @@ func (d *Docker) start(ctx context.Context, info runtime.Info) error {
 		if err := d.copyBinary(ctx, id, info.Handle); err != nil {
 			return err
 		}
+	}
+	// Starts beyond that many only make each other slower, up to the point
+	// where the engine's slowness is taken for its silence.
+	select {
+	case d.starts <- struct{}{}:
+		defer func() { <-d.starts }()
+	case <-ctx.Done():
+		return fmt.Errorf("starting %s: %w", id, ctx.Err())
 	}
 	settled, cancel := settle(ctx)
 	defer cancel()

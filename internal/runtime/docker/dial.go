@@ -152,7 +152,12 @@ func (d *Docker) attach(ctx context.Context, handle, id string, opts container.E
 			return err
 		}
 		execID = created.ID
-		hijacked, err = d.cli.ContainerExecAttach(ctx, execID, container.ExecAttachOptions{})
+		attaching, release := watched(ctx)
+		defer release()
+		hijacked, err = d.cli.ContainerExecAttach(attaching, execID, container.ExecAttachOptions{})
+		if err != nil && ctx.Err() != nil {
+			return ctx.Err() // what the closing of the connection led to
+		}
 		return err
 	})
 	if cerrdefs.IsConflict(err) {

@@ -43,6 +43,10 @@ const (
 	guestBinary    = guestBinaryDir + "/alineod"
 )
 
+// maxStarts is how many containers are started at a time: each start keeps a
+// core busy for most of half a second.
+const maxStarts = 6
+
 // Options configure the driver. Instance, StateDir and Binary are required.
 type Options struct {
 	// Instance names the daemon's state. Containers of other instances are
@@ -75,6 +79,8 @@ type Docker struct {
 	clock clockwork.Clock
 	log   *zap.Logger
 	locks runtime.Locks
+	// starts holds one element for each start that is under way.
+	starts chan struct{}
 
 	// stop ends the goroutines that wg counts.
 	stop    context.Context
@@ -113,11 +119,12 @@ func New(opts Options) (*Docker, error) {
 	if opts.Host != "" {
 		clientOpts = append(clientOpts, client.WithHost(opts.Host))
 	}
+	clientOpts = append(clientOpts, withDialer) // last: it needs to know the host
 	cli, err := client.NewClientWithOpts(clientOpts...)
 	if err != nil {
 		return nil, fmt.Errorf("docker: client for %q: %w", opts.Host, err)
 	}
-	d := &Docker{opts: opts, cli: cli, clock: opts.Clock, log: opts.Log}
+	d := &Docker{opts: opts, cli: cli, clock: opts.Clock, log: opts.Log, starts: make(chan struct{}, maxStarts)}
 	d.stop, d.stopNow = context.WithCancel(context.Background())
 	switch opts.Transport {
 	case TransportSocket, TransportExec:

@@ -42,11 +42,12 @@ func TestConformance(t *testing.T) {
 	})
 }
 
+// TestConformanceExec runs over exec, with nothing shared with the host.
 func TestConformanceExec(t *testing.T) {
 	t.Parallel()
 	image := runtimetest.BaseImage(t)
 	exec := func(o *docker.Options) { o.Transport = docker.TransportExec }
 	runtimetest.Run(t, newDocker(exec), runtimetest.Options{
-		Binary: runtimetest.Standin(t), Image: image, Dir: rootDir, Parallel: true,
+		Binary: runtimetest.Standin(t), Image: image, Dir: rootDir, Parallel: true, Many: 6,
 	})
 }

@@ -40,7 +40,7 @@ func explain(ctx context.Context, doing string, err error) error {
 
 // kindOf returns the kind of the contract an error belongs to, or nil.
 func kindOf(err error) error {
-	var netErr net.Error
+	var netErr *net.OpError
 	switch {
 	case cerrdefs.IsNotFound(err):
 		return runtime.ErrNotFound
@@ -53,7 +53,7 @@ func kindOf(err error) error {
 		errors.Is(err, context.DeadlineExceeded),
 		errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF),
 		errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ECONNRESET),
-		errors.Is(err, syscall.EPIPE), errors.Is(err, syscall.ENOENT),
+		errors.Is(err, syscall.EPIPE),
 		errors.As(err, &netErr):
 		return runtime.ErrUnreachable
 	}

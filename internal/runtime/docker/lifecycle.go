@@ -103,6 +103,12 @@ func (d *Docker) Remove(ctx context.Context, id string) error {
 		return err
 	}
 	defer unlock()
+	return d.removeOurs(ctx, id)
+}
+
+// removeOurs removes a sandbox's container and directory, if they are ours.
+// The caller holds the sandbox's lock.
+func (d *Docker) removeOurs(ctx context.Context, id string) error {
 	_, raw, owned, err := d.look(ctx, id)
 	if err != nil && !errors.Is(err, runtime.ErrNotFound) {
 		return err

@@ -45,6 +45,8 @@ type Options struct {
 	// Talk asks the bridge something and checks its answer. Nil: what is
 	// written comes back, as from the stand-in.
 	Talk func(io.ReadWriter) error
+	// Many is how many sandboxes are made at once; 0: twenty.
+	Many int
 	// Parallel lets the tests run side by side.
 	Parallel bool
 }
@@ -57,6 +59,9 @@ func Run(t *testing.T, newRuntime New, opts Options) {
 	t.Helper()
 	if opts.Talk == nil {
 		opts.Talk = echo
+	}
+	if opts.Many == 0 {
+		opts.Many = 20
 	}
 	s := &suite{newRuntime: newRuntime, opts: opts}
 	for _, test := range []struct {
