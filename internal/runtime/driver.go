@@ -13,6 +13,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/alineod/alineod/internal/ids"
@@ -159,7 +160,7 @@ func InstallBinary(stateDir, binary string) (string, error) {
 	return path, nil
 }
 
-func installBinary(stateDir, binary string) (_ string, err error) {
+func installBinary(stateDir, binary string) (string, error) {
 	src, err := os.Open(binary)
 	if err != nil {
 		return "", err
@@ -182,30 +183,39 @@ func installBinary(stateDir, binary string) (_ string, err error) {
 	if _, err := src.Seek(0, io.SeekStart); err != nil {
 		return "", err
 	}
-	tmp, err := os.CreateTemp(dir, ".new-*")
-	if err != nil {
-		return "", err
+	tmp, err := writeExecutable(dir, src)
+	if err == nil {
+		err = syncPath(tmp)
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.Remove(tmp.Name()))
-		}
-	}()
-	_, err = io.Copy(tmp, src)
-	// Others than root execute it inside the sandbox, hence 0755.
-	err = errors.Join(err, tmp.Chmod(0o755), tmp.Sync(), tmp.Close())
-	if err != nil {
-		return "", err
+	if err == nil {
+		err = os.Rename(tmp, path)
 	}
-	if err := os.Rename(tmp.Name(), path); err != nil {
-		return "", err
+	if err != nil {
+		return "", errors.Join(err, os.RemoveAll(tmp))
 	}
 	return path, SyncDir(dir)
 }
 
+// writeExecutable copies src to a new file. No process is forked meanwhile: a
+// child would hold the file open for writing until it executes its own program,
+// and as long as anyone does, the kernel refuses to execute this one.
+func writeExecutable(dir string, src io.Reader) (path string, err error) {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	f, err := os.CreateTemp(dir, ".new-*")
+	if err != nil {
+		return "", err
+	}
+	_, err = io.Copy(f, src)
+	// Others than root execute it inside the sandbox, hence 0755.
+	return f.Name(), errors.Join(err, f.Chmod(0o755), f.Close())
+}
+
 // SyncDir makes the names in a directory durable.
-func SyncDir(dir string) error {
-	d, err := os.Open(dir)
+func SyncDir(dir string) error { return syncPath(dir) }
+
+func syncPath(path string) error {
+	d, err := os.Open(path)
 	if err != nil {
 		return err
 	}

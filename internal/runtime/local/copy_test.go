@@ -32,7 +32,7 @@ func TestCommitKeeps(t *testing.T) {
 	in := func(name string) string { return filepath.Join(home, name) }
 	must(os.Mkdir(in("locked"), 0o755))
 	must(os.WriteFile(in("locked/file"), []byte("content"), 0o640))
-	must(os.Chmod(in("locked/file"), 0o4750))
+	must(os.Chmod(in("locked/file"), 0o750|os.ModeSetuid))
 	must(os.Link(in("locked/file"), in("second")))
 	must(os.Symlink("locked/file", in("link")))
 	must(os.Symlink("/nowhere", in("dangling")))
@@ -102,7 +102,9 @@ func TestHostileArchive(t *testing.T) {
 	if err := os.WriteFile(outside, []byte("untouched"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	file := func(name string) *tar.Header { return &tar.Header{Typeflag: tar.TypeReg, Name: name, Size: 4, Mode: 0o600} }
+	file := func(name string) *tar.Header {
+		return &tar.Header{Typeflag: tar.TypeReg, Name: name, Size: 4, Mode: 0o600}
+	}
 	link := func(typ byte, name, target string) *tar.Header {
 		return &tar.Header{Typeflag: typ, Name: name, Linkname: target}
 	}
