@@ -214,6 +214,7 @@ func (d *Docker) start(ctx context.Context, info runtime.Info) error {
 	err := d.call(settled, "starting "+id, func(ctx context.Context) error {
 		return d.cli.ContainerStart(ctx, info.Handle, container.StartOptions{})
 	})
+	failpoint.Hit("docker.started")
 	if err == nil {
 		err = ctx.Err()
 	}
@@ -269,6 +270,9 @@ func (d *Docker) configs(req runtime.CreateRequest, base image.InspectResponse) 
 	user := req.Bridge.User
 	if user == "" && base.Config != nil {
 		user = base.Config.User
+	}
+	if user == "0:0" {
+		user = "" // what a commit makes of an image without a user
 	}
 	init := runtime.InitCommand{SandboxID: req.SandboxID, Dir: guestDir, User: user, Workdir: req.Bridge.Workdir}
 	env := make([]string, 0, len(req.Env))

@@ -60,8 +60,7 @@ func kindOf(err error) error {
 	return nil
 }
 
-// errPaused answers what a frozen sandbox cannot do. It is neither gone nor
-// stopped, so neither of those kinds would be true.
+// errPaused answers what a frozen sandbox cannot do.
 func errPaused(id string) error {
-	return fmt.Errorf("sandbox %s is paused: %w", id, runtime.ErrUnsupported)
+	return fmt.Errorf("sandbox %s: %w", id, runtime.ErrPaused)
 }

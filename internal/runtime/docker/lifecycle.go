@@ -11,6 +11,7 @@ import (
 	"github.com/docker/docker/api/types/container"
 	"go.uber.org/zap"
 
+	"github.com/alineod/alineod/internal/failpoint"
 	"github.com/alineod/alineod/internal/ids"
 	"github.com/alineod/alineod/internal/runtime"
 )
@@ -62,9 +63,8 @@ func (d *Docker) Unpause(ctx context.Context, id string) error {
 	return d.freeze(ctx, "unpausing "+id, id, runtime.StateRunning, d.cli.ContainerUnpause)
 }
 
-// freeze brings a live sandbox into the wanted state. The call comes first:
-// most often it is one round trip. The engine answers a sandbox in any other
-// state than the expected one with an error, and only then is it looked at.
+// freeze brings a live sandbox into the wanted state. The engine calls it an
+// error if the sandbox is in that state already.
 func (d *Docker) freeze(ctx context.Context, doing, id string, want runtime.State, change func(context.Context, string) error) error {
 	info, err := d.Inspect(ctx, id)
 	if err != nil {
@@ -120,6 +120,7 @@ func (d *Docker) removeOurs(ctx context.Context, id string) error {
 		if err := d.removeContainer(ctx, raw.ID); err != nil {
 			return err
 		}
+		failpoint.Hit("docker.removed")
 	}
 	return d.removeDir(id)
 }

@@ -12,7 +12,9 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
+	"github.com/alineod/alineod/internal/failpoint"
 	"github.com/alineod/alineod/internal/ids"
 	"github.com/alineod/alineod/internal/runtime"
 )
@@ -150,12 +152,27 @@ func (l *Local) Commit(ctx context.Context, id, name string, labels map[string]s
 		err = writeRecord(filepath.Join(aside, imageFile), rec)
 	}
 	if err == nil {
+		// The name must not be there before the files are.
+		err = syncFileSystem(aside)
+	}
+	if err == nil {
+		failpoint.Hit("local.commit")
 		err = l.publishImage(ctx, rec)
 	}
 	if err != nil {
 		return runtime.Image{}, errors.Join(err, removeTree(aside))
 	}
 	return rec.image(), nil
+}
+
+// syncFileSystem makes all that was written durable, in one call for however
+// many files.
+func syncFileSystem(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(unix.Syncfs(int(d.Fd())), d.Close())
 }
 
 // publishImage puts a finished image in its place and lets those go that it

@@ -293,8 +293,11 @@ func testPause(t *testing.T, s *suite) {
 			t.Fatalf("the counter goes on while the sandbox is paused: %q, then %q", at, now)
 		}
 	}
-	if _, err := p.Exec(ctx, id, runtime.ExecRequest{Args: []string{"true"}}); err == nil || errors.Is(err, runtime.ErrNotRunning) || errors.Is(err, runtime.ErrNotFound) {
-		t.Errorf("Exec in a paused sandbox: %v, want a refusal that takes it neither for stopped nor for gone", err)
+	if _, err := p.Exec(ctx, id, runtime.ExecRequest{Args: []string{"true"}}); !errors.Is(err, runtime.ErrPaused) {
+		t.Errorf("Exec in a paused sandbox: %v, want ErrPaused", err)
+	}
+	if err := p.Kick(ctx, id); !errors.Is(err, runtime.ErrPaused) {
+		t.Errorf("Kick of a paused sandbox: %v, want ErrPaused", err)
 	}
 	for range 2 {
 		p.must("Unpause", p.Unpause(ctx, id))

@@ -137,7 +137,7 @@ func (s *suite) open(t *testing.T, cfg Config) *place {
 }
 
 // Clear removes all sandboxes and images of a driver.
-func Clear(ctx context.Context, t *testing.T, rt runtime.Runtime) {
+func Clear(ctx context.Context, t testing.TB, rt runtime.Runtime) {
 	t.Helper()
 	infos, err := rt.List(ctx)
 	if err != nil {
@@ -299,7 +299,7 @@ var standin struct {
 
 // Standin builds the stand-in for alineod and returns its path. It is built
 // once for each test program; Go's cache makes that cheap.
-func Standin(t *testing.T) string {
+func Standin(t testing.TB) string {
 	t.Helper()
 	standin.once.Do(func() { standin.path, standin.err = buildStandin() })
 	if standin.err != nil {
