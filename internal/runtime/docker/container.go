@@ -109,6 +109,7 @@ func (d *Docker) List(ctx context.Context) ([]runtime.Info, error) {
 		if m := exitedForm.FindStringSubmatch(c.Status); m != nil {
 			info.ExitCode, _ = strconv.Atoi(m[1]) // digits, and never many
 		}
+		d.known.Store(labels.SandboxID, true)
 		infos = append(infos, info)
 	}
 	return infos, nil
@@ -151,6 +152,9 @@ func (d *Docker) look(ctx context.Context, id string) (info runtime.Info, raw co
 	state, gone := stateOf(raw.State.Status)
 	if gone {
 		return info, raw, owned, fmt.Errorf("%s: %s: %w", doing, raw.State.Status, runtime.ErrNotFound)
+	}
+	if owned {
+		d.known.Store(id, true)
 	}
 	info = runtime.Info{
 		Labels: labels, State: state, Handle: raw.ID, Image: raw.Config.Labels[labelImage],

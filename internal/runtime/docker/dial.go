@@ -61,7 +61,7 @@ func (d *Docker) settleTransport(ctx context.Context) error {
 }
 
 // Dial implements runtime.Runtime. Over the socket it asks the engine nothing
-// unless the connection fails.
+// about a sandbox that was listed before, unless the connection fails.
 func (d *Docker) Dial(ctx context.Context, id string) (io.ReadWriteCloser, error) {
 	if !ids.Valid(ids.Sandbox, id) {
 		return nil, fmt.Errorf("dialling %q: %w", id, runtime.ErrNotFound)
@@ -71,6 +71,11 @@ func (d *Docker) Dial(ctx context.Context, id string) (io.ReadWriteCloser, error
 	}
 	if d.Transport() == TransportExec {
 		return d.dialExec(ctx, id)
+	}
+	if _, known := d.known.Load(id); !known {
+		if _, err := d.Inspect(ctx, id); err != nil {
+			return nil, err
+		}
 	}
 	conn, err := runtime.DialSocket(ctx, d.sandboxDir(id))
 	if err == nil {

@@ -87,6 +87,10 @@ type Docker struct {
 	stopNow context.CancelFunc
 	wg      sync.WaitGroup
 
+	// known holds the ids of sandboxes that the engine said are ours, so that
+	// Dial after a List need not ask for each.
+	known sync.Map
+
 	binaryMu sync.Mutex
 	binary   string // the installed copy, once there is one
 

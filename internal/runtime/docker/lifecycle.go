@@ -158,6 +158,7 @@ func (d *Docker) removeDir(id string) error {
 	if !ids.Valid(ids.Sandbox, id) {
 		return fmt.Errorf("removing directory of %q: %w", id, runtime.ErrInvalid)
 	}
+	d.known.Delete(id)
 	if err := os.RemoveAll(d.sandboxDir(id)); err != nil {
 		return fmt.Errorf("removing directory of %s: %w", id, err)
 	}

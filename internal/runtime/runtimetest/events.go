@@ -151,6 +151,7 @@ func testDaemonRestarted(t *testing.T, s *suite) {
 func testOtherInstance(t *testing.T, s *suite) {
 	p := s.start(t)
 	info := p.create()
+	p.talk(info.SandboxID).Close() // or else no one could dial it anyway
 	cfg := p.cfg
 	cfg.Instance = TestInstance()
 	other := s.open(t, cfg)
