@@ -13,6 +13,7 @@ import (
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/filters"
 	"github.com/docker/docker/api/types/image"
+	"go.uber.org/zap"
 
 	"github.com/alineod/alineod/internal/runtime"
 )
@@ -48,31 +49,36 @@ func (d *Docker) Commit(ctx context.Context, id, name string, labels map[string]
 		return runtime.Image{}, err
 	}
 	ref := d.imageRef(name)
-	before, err := d.inspectImage(ctx, ref)
-	if err != nil && !errors.Is(err, runtime.ErrNotFound) {
-		return runtime.Image{}, err
-	}
 	bounded, cancel := context.WithTimeout(ctx, commitTimeout)
 	defer cancel()
-	made, err := d.cli.ContainerCommit(bounded, raw.ID, container.CommitOptions{Reference: ref, Pause: true, Config: cfg})
+	_, err = d.cli.ContainerCommit(bounded, raw.ID, container.CommitOptions{Reference: ref, Pause: true, Config: cfg})
 	if err != nil {
 		return runtime.Image{}, explain(ctx, doing, err)
 	}
-	if before.ID != "" && before.ID != made.ID {
-		d.dropOld(ctx, before.ID)
-	}
+	d.dropOld(ctx)
 	return d.Image(ctx, ref)
 }
 
-// dropOld deletes the image that a newer one took the name of. It stays where
-// a sandbox still stands on it; the last one's removal is not our business.
-func (d *Docker) dropOld(ctx context.Context, id string) {
-	err := d.call(ctx, "removing image "+id, func(ctx context.Context) error {
-		_, err := d.cli.ImageRemove(ctx, id, image.RemoveOptions{PruneChildren: true})
-		return err
+// dropOld deletes the images that newer ones took the name of. One that a
+// sandbox still stands on stays, and goes with a later call.
+func (d *Docker) dropOld(ctx context.Context) {
+	err := d.call(ctx, "removing old images", func(ctx context.Context) error {
+		old, err := d.cli.ImageList(ctx, image.ListOptions{Filters: filters.NewArgs(
+			filters.Arg("label", labelInstance+"="+d.opts.Instance), filters.Arg("dangling", "true"))})
+		if err != nil {
+			return err
+		}
+		var errs []error
+		for _, o := range old {
+			_, err := d.cli.ImageRemove(ctx, o.ID, image.RemoveOptions{PruneChildren: true})
+			if err != nil && !cerrdefs.IsConflict(err) && !cerrdefs.IsNotFound(err) {
+				errs = append(errs, err)
+			}
+		}
+		return errors.Join(errs...)
 	})
-	if err != nil && !cerrdefs.IsConflict(err) && !errors.Is(err, runtime.ErrNotFound) {
-		d.log.Warn("old image not removed", zapImage(id))
+	if err != nil {
+		d.log.Warn("old images not removed", zap.Error(err))
 	}
 }
 
@@ -199,8 +205,9 @@ func (d *Docker) RemoveImage(ctx context.Context, ref string) error {
 		_, err := d.cli.ImageRemove(ctx, ref, image.RemoveOptions{PruneChildren: true})
 		return err
 	})
-	if errors.Is(err, runtime.ErrNotFound) {
-		return nil
+	if err != nil && !errors.Is(err, runtime.ErrNotFound) {
+		return err
 	}
-	return err
+	d.dropOld(ctx)
+	return nil
 }
