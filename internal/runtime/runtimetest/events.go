@@ -119,6 +119,7 @@ func testDaemonRestarted(t *testing.T, s *suite) {
 	running, frozen, stopped := first.create(), first.create(), first.create()
 	conn := first.talk(running.SandboxID)
 	defer conn.Close()
+	first.talk(stopped.SandboxID).Close()
 	first.must("Pause", first.Pause(ctx, frozen.SandboxID))
 	first.must("Stop", first.Stop(ctx, stopped.SandboxID, patience))
 	first.must("Close", first.Close())

@@ -256,6 +256,7 @@ func testPause(t *testing.T, s *suite) {
 	ctx := t.Context()
 	info := p.create()
 	id := info.SandboxID
+	p.talk(id).Close()
 	// The counter is started away from its parent, as a harness's tools may be.
 	file := s.opts.Dir(info) + "/count"
 	p.sh(id, "(i=0; while :; do i=$((i+1)); echo $i > "+file+".new; mv "+file+".new "+file+"; done) >/dev/null 2>&1 &")
@@ -332,6 +333,8 @@ func testNotFound(t *testing.T, s *suite) {
 func testNotRunning(t *testing.T, s *suite) {
 	p := s.start(t)
 	info := p.create()
+	// Before it listens, it does not handle the signal either.
+	p.talk(info.SandboxID).Close()
 	p.must("Stop", p.Stop(t.Context(), info.SandboxID, 0))
 	stopped := p.wantState(info.SandboxID, runtime.StateStopped)
 	if stopped.ExitCode != 137 && stopped.ExitCode != 0 {
