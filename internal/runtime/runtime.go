@@ -27,6 +27,9 @@ var (
 	ErrUnreachable = errors.New("runtime unreachable")
 	// ErrNotRunning: the sandbox exists but is stopped.
 	ErrNotRunning = errors.New("sandbox is not running")
+	// ErrPaused: the sandbox lives and is frozen. What needs its processes to
+	// move (Exec, Kick, Dial over exec) waits for Unpause.
+	ErrPaused = errors.New("sandbox is paused")
 	// ErrUnsupported: this runtime cannot do that; see Capabilities.
 	ErrUnsupported = errors.New("not supported by this runtime")
 	// ErrForeign: something of that name exists and is not ours.
@@ -63,7 +66,7 @@ type Info struct {
 	// Image is the reference the sandbox was made from.
 	Image string
 	// ExitCode, OOMKilled and FinishedAt describe the last end of the first
-	// process. OOMKilled is the engine's flag: sticky and container-wide, an
+	// process; ExitCode is -1 where no one saw that end. OOMKilled is the engine's flag: sticky and container-wide, an
 	// observation and never a verdict.
 	ExitCode   int
 	OOMKilled  bool
@@ -104,7 +107,8 @@ type ExecRequest struct {
 	Env     map[string]string
 	Workdir string
 	User    string
-	Stdin   io.Reader
+	// Stdin may still be read from for a moment after the command's end.
+	Stdin io.Reader
 	// Stdout and Stderr receive the output; nil discards it.
 	Stdout, Stderr io.Writer
 }
@@ -239,7 +243,8 @@ type Runtime interface {
 
 	// Events reports until ctx ends, then closes the channel; the driver
 	// reconnects by itself, with backoff. The first event is EventResync: what
-	// a List made after it does not show, a later event will.
+	// a List made after it does not show, a later event will. Only EventDown
+	// comes before it, where the runtime does not answer at the beginning.
 	Events(ctx context.Context) <-chan Event
 	// Close frees the driver's resources and waits for its goroutines. It
 	// leaves every sandbox as it is.
