@@ -4,7 +4,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"sort"
+	"maps"
+	"slices"
 
 	"github.com/alineod/alineod/internal/harness"
 	"github.com/alineod/alineod/internal/ledger"
@@ -210,11 +211,4 @@ func (p *protocol) Exited(e harness.Exit) harness.Output {
 }
 
 // sorted makes what is derived from a set the same at every run.
-func sorted(set map[string]bool) []string {
-	ids := make([]string, 0, len(set))
-	for id := range set {
-		ids = append(ids, id)
-	}
-	sort.Strings(ids)
-	return ids
-}
+func sorted(set map[string]bool) []string { return slices.Sorted(maps.Keys(set)) }
