@@ -86,9 +86,9 @@ func (p *protocol) prompted(r response) (harness.Output, error) {
 	var data struct {
 		Disposition string `json:"disposition"`
 	}
-	if err := json.Unmarshal(r.Data, &data); err != nil {
-		return harness.Output{}, err
-	}
+	// Without a readable disposition it counts as started, the usual one: the
+	// prompt was accepted all the same.
+	_ = json.Unmarshal(r.Data, &data)
 	t.accepted = true
 	switch data.Disposition {
 	case "handled":
@@ -134,10 +134,10 @@ func (p *protocol) goOn(r response) (harness.Output, error) {
 		Steering []string `json:"steering"`
 		FollowUp []string `json:"followUp"`
 	}
-	if r.Success {
-		if err := json.Unmarshal(r.Data, &queued); err != nil {
-			return harness.Output{}, err
-		}
+	if err := json.Unmarshal(r.Data, &queued); !r.Success || err != nil {
+		out := p.endTurn(p.turn.outcome())
+		out.Events = slices.Insert(out.Events, 0, harness.Unreadable(r.Data, errors.New("clearing the queue of Pi failed: a late message is lost")))
+		return out, nil
 	}
 	texts := append(queued.Steering, queued.FollowUp...)
 	if len(texts) == 0 {

@@ -81,7 +81,7 @@ func (a *agent) open(continued bool, id string) error {
 func (a *agent) serve(ctx context.Context, stdin io.Reader) (int, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	prompts := make(chan order)
+	prompts := make(chan prompt)
 	turns := make(chan error, 1)
 	go func() { turns <- a.turns(ctx, prompts) }()
 
@@ -107,7 +107,7 @@ func (a *agent) serve(ctx context.Context, stdin io.Reader) (int, error) {
 var errStdinClosed = errors.New("standard input was closed")
 
 // read hands out the orders and returns why it stopped.
-func (a *agent) read(ctx context.Context, stdin io.Reader, prompts chan<- order) error {
+func (a *agent) read(ctx context.Context, stdin io.Reader, prompts chan<- prompt) error {
 	lines := bufio.NewScanner(stdin)
 	lines.Buffer(make([]byte, 64<<10), maxOrder)
 	for lines.Scan() {
@@ -119,8 +119,12 @@ func (a *agent) read(ctx context.Context, stdin io.Reader, prompts chan<- order)
 			a.take(o)
 			continue
 		}
+		p, err := a.begin(ctx, o)
+		if err != nil {
+			return err
+		}
 		select {
-		case prompts <- o:
+		case prompts <- p:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -129,6 +133,26 @@ func (a *agent) read(ctx context.Context, stdin io.Reader, prompts chan<- order)
 		return fmt.Errorf("reading orders: %w", err)
 	}
 	return errStdinClosed
+}
+
+// prompt is a turn to be run, in a context of its own.
+type prompt struct {
+	order
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+}
+
+// begin makes the turn take orders before the next line is read: an abort that
+// follows its prompt at once finds the turn there.
+func (a *agent) begin(ctx context.Context, o order) (prompt, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.busy {
+		return prompt{}, errors.New("a prompt came while a turn was in progress")
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	a.busy, a.abort = true, cancel
+	return prompt{order: o, ctx: ctx, cancel: cancel}, nil
 }
 
 // agent is the process's state. The turn runs in one goroutine, orders arrive
@@ -142,7 +166,8 @@ type agent struct {
 	out   io.Writer
 
 	mu       sync.Mutex
-	abort    context.CancelCauseFunc // nil between turns
+	busy     bool                    // from a prompt to the report of the turn's end
+	abort    context.CancelCauseFunc // nil where no orders are taken
 	aborts   []string                // orders to be answered once the turn has ended
 	steering []string
 	followUp []string

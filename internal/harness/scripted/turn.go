@@ -22,13 +22,15 @@ type failure struct{ class, text string }
 func (f failure) Error() string { return f.text }
 
 // turns runs one turn after another until ctx ends.
-func (a *agent) turns(ctx context.Context, prompts <-chan order) error {
+func (a *agent) turns(ctx context.Context, prompts <-chan prompt) error {
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case o := <-prompts:
-			if err := a.turn(ctx, o); err != nil {
+		case p := <-prompts:
+			err := a.turn(p.ctx, p.order)
+			p.cancel(nil)
+			if err != nil {
 				return err
 			}
 		}
@@ -38,15 +40,9 @@ func (a *agent) turns(ctx context.Context, prompts <-chan order) error {
 // turn obeys one prompt and reports its end. An error ends the process: the
 // turn's end was not reported then.
 func (a *agent) turn(ctx context.Context, o order) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	a.mu.Lock()
-	a.abort = cancel
-	a.mu.Unlock()
-
 	t := &turn{agent: a, earlier: a.session.messages}
 	err := t.obey(ctx, o)
-	a.close()
+	aborts := a.close()
 
 	end := report{Ev: evEnd, Outcome: harness.OutcomeSuccess, Messages: a.session.messages}
 	var failed failure
@@ -60,21 +56,21 @@ func (a *agent) turn(ctx context.Context, o order) error {
 		return err
 	}
 	a.emit(end)
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, id := range a.aborts {
+	for _, id := range aborts {
 		a.emit(report{Ev: evReply, ID: id})
 	}
-	a.aborts = nil
 	return nil
 }
 
-// close ends the time in which the turn takes orders.
-func (a *agent) close() {
+// close ends the turn for the reader, before its end is reported: the next
+// prompt may follow that report at once. It returns the aborts to be answered.
+func (a *agent) close() (aborts []string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.abort, a.steering, a.followUp = nil, nil, nil
+	aborts = a.aborts
+	a.busy, a.abort, a.aborts, a.steering, a.followUp = false, nil, nil, nil, nil
 	clear(a.asks)
+	return aborts
 }
 
 // turn is the turn in progress.
