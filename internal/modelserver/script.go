@@ -141,7 +141,7 @@ func (s *Server) line(ctx context.Context, c conversation, a *speaker, name, arg
 	case "think":
 		return false, a.thinking(arg)
 	case "result":
-		return false, a.say("result: " + c.lastResult())
+		return false, a.say("result: " + strings.TrimSpace(c.lastResult()))
 	case "count":
 		return false, a.say(fmt.Sprintf("count: %d", c.count()))
 	case "hold":

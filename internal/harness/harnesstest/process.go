@@ -169,7 +169,13 @@ func (p *Process) Ready() *Process {
 // Prompt begins a turn.
 func (p *Process) Prompt(text string) {
 	p.t.Helper()
-	out, err := p.Protocol.Prompt(harness.Prompt{Text: text})
+	p.PromptWith(harness.Prompt{Text: text})
+}
+
+// PromptWith begins a turn, with pictures if there are any.
+func (p *Process) PromptWith(pr harness.Prompt) {
+	p.t.Helper()
+	out, err := p.Protocol.Prompt(pr)
 	p.do(out, err)
 	p.turns++
 }
