@@ -128,7 +128,7 @@ func (s *Server) callID() string {
 func PiModels(baseURL, apiKey string) []byte {
 	b, err := json.MarshalIndent(map[string]any{"providers": map[string]any{"fake": map[string]any{
 		"baseUrl": baseURL, "api": "openai-completions", "apiKey": apiKey,
-		"models": []map[string]any{{"id": "fake-1", "contextWindow": 128000, "maxTokens": 8192}},
+		"models": []map[string]any{{"id": "fake-1", "input": []string{"text", "image"}, "contextWindow": 128000, "maxTokens": 8192}},
 	}}}, "", "  ")
 	if err != nil {
 		panic(err) // maps of strings and numbers always marshal

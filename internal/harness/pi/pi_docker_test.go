@@ -114,8 +114,16 @@ func newEnv(t *testing.T, container string) *harnesstest.Env {
 
 var homes atomic.Int64
 
-func TestSuite(t *testing.T) {
+// TestPi needs Docker. One container and one model server serve all its tests;
+// each has a home directory, and a process of Pi, of its own.
+func TestPi(t *testing.T) {
 	t.Parallel()
 	container := startContainer(t)
 	harnesstest.Run(t, func(t *testing.T) *harnesstest.Env { return newEnv(t, container) })
+	for name, run := range realTests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			run(t, newEnv(t, container))
+		})
+	}
 }

@@ -14,24 +14,15 @@ import (
 	"github.com/alineod/alineod/internal/modelserver"
 )
 
-// TestReal tries what only Pi has, on the real one.
-func TestReal(t *testing.T) {
-	t.Parallel()
-	container := startContainer(t)
-	for name, run := range map[string]func(*testing.T, *harnesstest.Env){
-		"the model receives the earlier messages": testEarlierMessages,
-		"a busy provider is tried again":          testRetry,
-		"no key":                                  testNoKey,
-		"extension command":                       testExtensionCommand,
-		"picture":                                 testPicture,
-		"setup finds what is there":               testSetup,
-		"thinking":                                testThinking,
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			run(t, newEnv(t, container))
-		})
-	}
+// realTests try what only Pi has, on the real one.
+var realTests = map[string]func(*testing.T, *harnesstest.Env){
+	"the model receives the earlier messages": testEarlierMessages,
+	"a busy provider is tried again":          testRetry,
+	"no key":                                  testNoKey,
+	"extension command":                       testExtensionCommand,
+	"picture":                                 testPicture,
+	"setup finds what is there":               testSetup,
+	"thinking":                                testThinking,
 }
 
 func requests(t *testing.T, e *harnesstest.Env) (all []modelserver.Request) {
