@@ -9,6 +9,7 @@ import (
 	"io"
 	"os/exec"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -33,7 +34,7 @@ type Process struct {
 	cmd     *exec.Cmd
 	stdin   io.WriteCloser
 	lines   chan []byte
-	stderr  *bytes.Buffer
+	stderr  *syncBuffer
 	turns   int // prompts that were taken
 	exited  bool
 	checked bool
@@ -53,7 +54,7 @@ func (e *Env) Start(t *testing.T, l harness.Launch) *Process {
 	ctx, cancel := context.WithCancel(context.Background())
 	p := &Process{
 		Protocol: e.Harness.NewProtocol(l), Replies: map[string]harness.Reply{}, t: t, env: e,
-		cmd: e.Exec(ctx, args, command.Env), lines: make(chan []byte), stderr: &bytes.Buffer{},
+		cmd: e.Exec(ctx, args, command.Env), lines: make(chan []byte), stderr: &syncBuffer{},
 	}
 	p.cmd.Stderr = p.stderr
 	p.cmd.WaitDelay = time.Second // a tool's process may hold stderr
@@ -238,6 +239,10 @@ func (p *Process) Kill() {
 	p.Exited()
 }
 
+// Stderr is what the process wrote to its standard error. It is complete once
+// the process has exited.
+func (p *Process) Stderr() string { return p.stderr.String() }
+
 func (p *Process) count(name string) (n int) {
 	for _, ev := range p.Events {
 		if ev.Name == name {
@@ -298,6 +303,24 @@ func (p *Process) dump() string {
 		b.WriteString("  " + ev.Name + " " + clip(ev.Data) + " " + clip(ev.Body) + "\n")
 	}
 	return b.String() + "stderr: " + p.stderr.String()
+}
+
+// syncBuffer may be read while the process still writes to it.
+type syncBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
 }
 
 func clip(raw []byte) string { return string(raw[:min(len(raw), 300)]) }

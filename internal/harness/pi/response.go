@@ -20,7 +20,7 @@ func (p *protocol) response(l []byte) (harness.Output, error) {
 	order, ordered := p.orders[r.ID]
 	switch {
 	case r.ID == "":
-		return harness.Output{}, fmt.Errorf("Pi could not read a command: %s", r.Error)
+		return harness.Output{}, fmt.Errorf("a command was not readable to Pi: %s", r.Error)
 	case r.ID == p.opened:
 		return p.sessionOpened(r)
 	case ordered:
