@@ -96,7 +96,7 @@ func (p *protocol) prompted(r response) (harness.Output, error) {
 		// nothing can be steered.
 		t.held = nil
 		out := harness.Output{Replies: p.refuseOrders("the prompt was handled without a run")}
-		t.settled = true
+		t.settled, t.aborted = true, t.aborting
 		out.Write = p.finish().Write
 		return out, nil
 	case "queued":

@@ -23,7 +23,7 @@ const (
 	exitBadArgs = 2
 )
 
-// Main is the process of the harness. It returns the exit code: 0 after stdin
+// Main is the process of the harness. ctx should end with SIGINT and SIGTERM. It returns the exit code: 0 after stdin
 // was closed or ctx ended, 1 where the session cannot be opened or written, 2
 // for wrong arguments, and whatever `exit CODE` says. A turn in progress is
 // aborted first, with the processes of its tool call.

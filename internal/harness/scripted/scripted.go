@@ -23,7 +23,8 @@
 //	garbage         prints lines nobody can read, says "garbage: printed"
 //	anything else   says "echo: " and the line
 //
-// Empty lines are skipped. The last thing said is the turn's result.
+// Empty lines are skipped. The last thing said is the turn's result. A turn
+// that fails or is aborted drops its other lines and what is queued behind it.
 //
 // # Messages
 //

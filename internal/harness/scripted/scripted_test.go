@@ -4,7 +4,9 @@ import (
 	"context"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -18,7 +20,10 @@ import (
 // bridge starts alineod's.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == scripted.Subcommand {
-		os.Exit(scripted.Main(context.Background(), os.Args[2:], os.Stdin, os.Stdout, os.Stderr))
+		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+		code := scripted.Main(ctx, os.Args[2:], os.Stdin, os.Stdout, os.Stderr)
+		stop()
+		os.Exit(code)
 	}
 	goleak.VerifyTestMain(m)
 }
