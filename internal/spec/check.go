@@ -96,10 +96,10 @@ func (f *findings) checkHarness(s *Spec) {
 	switch {
 	case s.Harness == "":
 		if !f.has("harness") && !f.has("cli") {
-			f.problem("harness", "is required: one of %s", strings.Join(harnesses, ", "))
+			f.problem("harness", "is required: one of %s", strings.Join(Harnesses, ", "))
 		}
-	case !slices.Contains(harnesses, s.Harness):
-		f.problem(f.key("harness"), "is %q; must be one of %s", s.Harness, strings.Join(harnesses, ", "))
+	case !slices.Contains(Harnesses, s.Harness):
+		f.problem(f.key("harness"), "is %q; must be one of %s", s.Harness, strings.Join(Harnesses, ", "))
 	}
 	if s.HarnessVersion != "" {
 		f.match(f.key("harnessVersion"), s.HarnessVersion, versionRE, "is not an exact version, as 1.6.0")

@@ -58,7 +58,7 @@ func (f *findings) decode(data []byte) *Spec {
 		"name":           str(&s.Name),
 		"title":          str(&s.Title),
 		"description":    str(&s.Description),
-		"metadata":       rawMap(&s.Metadata),
+		"metadata":       rawObject(&s.Metadata),
 		"harness":        str(&s.Harness),
 		"cli":            str(&cli),
 		"harnessVersion": str(&s.HarnessVersion),
@@ -231,11 +231,14 @@ func strMap(to *map[string]string) reader {
 	}
 }
 
-func rawMap(to *map[string]json.RawMessage) reader {
+// rawObject keeps an object as it was written, digits of numbers included.
+func rawObject(to *json.RawMessage) reader {
 	return func(f *findings, path string, raw json.RawMessage) {
-		m := map[string]json.RawMessage{}
-		f.members(path, raw, func(key string, value json.RawMessage) { m[key] = value })
-		*to = m
+		if kind(raw) != "an object" {
+			f.wrongType(path, "an object", raw)
+			return
+		}
+		*to = raw
 	}
 }
 

@@ -27,9 +27,7 @@ func (p Problem) String() string {
 }
 
 // Warning is one thing that is odd and does no harm.
-type Warning Problem
-
-func (w Warning) String() string { return Problem(w).String() }
+type Warning = Problem
 
 // Error is all that is wrong with a spec, in the order of its fields.
 type Error struct{ Problems []Problem }
@@ -47,11 +45,11 @@ func (e *Error) Is(target error) bool { return target == ErrInvalid }
 
 // UnsetVarError names every variable a spec refers to that is not set in the
 // daemon's environment.
-type UnsetVarError struct{ Vars []string }
+type UnsetVarError struct{ Names []string }
 
 func (e *UnsetVarError) Error() string {
-	names := make([]string, len(e.Vars))
-	for i, v := range e.Vars {
+	names := make([]string, len(e.Names))
+	for i, v := range e.Names {
 		names[i] = "${" + v + "}"
 	}
 	if len(names) == 1 {

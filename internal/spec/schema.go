@@ -40,9 +40,13 @@ var schema = sync.OnceValue(func() []byte {
 func shape(s *jsonschema.Schema) {
 	prop(s, "name").Pattern = orEmpty(namePattern)
 	prop(s, "title").Pattern = `^[^\r\n]*$`
+	s.Properties.Set("metadata", &jsonschema.Schema{
+		Type:        "object",
+		Description: "Any object; alineod keeps it and does not look at it.",
+	})
 
-	names := make([]any, len(harnesses))
-	for i, h := range harnesses {
+	names := make([]any, len(Harnesses))
+	for i, h := range Harnesses {
 		names[i] = h
 	}
 	prop(s, "harness").Enum = names

@@ -57,6 +57,8 @@ func TestSchemaAgreesWithParse(t *testing.T) {
 		{text: `[]`},
 		{text: `{"harness":"vim"}`},
 		{text: `{"harness":3}`},
+		{text: `{"harness":"pi","metadata":"x"}`},
+		{text: `{"harness":"pi","metadata":[]}`},
 		{text: `{"harness":"pi","name":" a"}`},
 		{text: `{"harness":"pi","title":"a\nb"}`},
 		{text: `{"harness":"pi","harnessVersion":"1 2"}`},

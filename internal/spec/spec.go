@@ -11,17 +11,12 @@
 // harnesses themselves, only their names; see Harnesses.
 package spec
 
-import (
-	"encoding/json"
-	"slices"
-)
+import "encoding/json"
 
-// harnesses are the names a spec may ask for. Who adds a harness to
-// internal/harness adds its name here; the schema and the messages follow.
-var harnesses = []string{"pi", "scripted"}
-
-// Harnesses lists the harness names a spec may give, in alphabetical order.
-func Harnesses() []string { return slices.Clone(harnesses) }
+// Harnesses are the names a spec may ask for, in alphabetical order; not to be
+// changed while the program runs. Who adds a harness to internal/harness adds
+// its name here; the schema and the messages follow.
+var Harnesses = []string{"pi", "scripted"}
 
 const (
 	// MaxBytes bounds a spec's JSON.
@@ -47,11 +42,11 @@ const (
 // that it was not given. A Spec that came from Parse is valid and is not
 // changed by its methods, so it may be read from many goroutines.
 type Spec struct {
-	Schema      string                     `json:"$schema,omitempty" jsonschema_description:"The address of the schema this spec is written against; editors use it."`
-	Name        string                     `json:"name" jsonschema_description:"What the agent is called in lists and logs. Default: the harness's name."`
-	Title       string                     `json:"title,omitempty" jsonschema_description:"One line for people."`
-	Description string                     `json:"description,omitempty" jsonschema_description:"Any text for people."`
-	Metadata    map[string]json.RawMessage `json:"metadata,omitempty" jsonschema_description:"Anything; alineod keeps it and does not look at it."`
+	Schema      string          `json:"$schema,omitempty" jsonschema_description:"The address of the schema this spec is written against; editors use it."`
+	Name        string          `json:"name" jsonschema_description:"What the agent is called in lists and logs. Default: the harness's name."`
+	Title       string          `json:"title,omitempty" jsonschema_description:"One line for people."`
+	Description string          `json:"description,omitempty" jsonschema_description:"Any text for people."`
+	Metadata    json.RawMessage `json:"metadata,omitempty"`
 
 	Harness        string `json:"harness" jsonschema_description:"The coding-agent CLI. Also accepted as cli."`
 	HarnessVersion string `json:"harnessVersion,omitempty" jsonschema_description:"The exact version to install; default: the one this alineod was tested with. Also accepted as cliVersion."`
@@ -103,7 +98,7 @@ type Resources struct {
 type Checkpoint struct {
 	Enabled bool     `json:"enabled" jsonschema_description:"Default: true."`
 	Paths   []string `json:"paths,omitempty" jsonschema_description:"Absolute paths outside the home directory that are kept as well."`
-	Exclude []string `json:"exclude,omitempty" jsonschema_description:"Patterns of paths below the home directory, or absolute ones, that are left out."`
+	Exclude []string `json:"exclude,omitempty" jsonschema_description:"Patterns of what is left out: a name at any depth, or a path below the home directory."`
 	// Retain is how many are kept per sandbox; nil: the daemon's setting.
 	Retain *int `json:"retain,omitempty" jsonschema_description:"How many are kept per sandbox. Default: the daemon's checkpoints.retain."`
 

@@ -293,7 +293,7 @@ func TestEnv(t *testing.T) {
 	if !errors.As(err, &unset) {
 		t.Fatalf("err = %v, want an *UnsetVarError", err)
 	}
-	if diff := cmp.Diff([]string{"EMPTY", "TOKEN"}, unset.Vars); diff != "" {
+	if diff := cmp.Diff([]string{"EMPTY", "TOKEN"}, unset.Names); diff != "" {
 		t.Errorf("unset (-want +got):\n%s", diff)
 	}
 	if text := err.Error(); !strings.Contains(text, "${TOKEN}") || !strings.Contains(text, "${EMPTY}") {
