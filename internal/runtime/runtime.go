@@ -171,6 +171,7 @@ type Capabilities struct {
 	RestartInPlace bool // a stopped sandbox can be started again
 	Resources      bool // CPU and memory limits are enforced
 	StoppedArchive bool // CopyOut works on a stopped sandbox
+	BaseImages     bool // a sandbox is made from an image reference; without one it starts empty
 }
 
 // Runtime is a place to run agents. All methods are safe for concurrent use,

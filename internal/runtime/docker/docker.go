@@ -154,7 +154,7 @@ func (d *Docker) Name() string { return "docker" }
 func (d *Docker) Capabilities() runtime.Capabilities {
 	return runtime.Capabilities{
 		Isolated: true, Commit: true, Pause: true,
-		RestartInPlace: true, Resources: true, StoppedArchive: true,
+		RestartInPlace: true, Resources: true, StoppedArchive: true, BaseImages: true,
 	}
 }
 

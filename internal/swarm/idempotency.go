@@ -1,0 +1,70 @@
+package swarm
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/alineod/alineod/internal/ledger"
+	"github.com/alineod/alineod/internal/spec"
+)
+
+// withKey makes the record of a request's key, to be stored in the transaction
+// that carries the request out. It is nil for a request without one.
+type withKey func(answer any) *ledger.Request
+
+// idempotent carries a request out once: a repetition of its key gets the first
+// answer. do must put the record into the batch that makes the request good.
+func idempotent[T any](ctx context.Context, s *Swarm, idem Idempotency, do func(withKey) (T, error)) (T, error) {
+	if idem.Key == "" {
+		return do(func(any) *ledger.Request { return nil })
+	}
+	if v, found, err := replay[T](ctx, s, idem); found || err != nil {
+		return v, err
+	}
+	v, err := do(func(answer any) *ledger.Request {
+		b, err := json.Marshal(answer)
+		if err != nil { // our own types: cannot be
+			panic(fmt.Sprintf("marshalling an answer: %v", err))
+		}
+		return &ledger.Request{Scope: idem.Scope, Key: idem.Key, BodyHash: idem.BodyHash, Answer: b}
+	})
+	if errors.Is(err, ledger.ErrDuplicate) { // two at the same moment
+		v, _, err := replay[T](ctx, s, idem)
+		return v, err
+	}
+	return v, clientError(err)
+}
+
+func replay[T any](ctx context.Context, s *Swarm, idem Idempotency) (v T, found bool, err error) {
+	stored, err := s.Ledger.Request(ctx, idem.Scope, idem.Key)
+	switch {
+	case errors.Is(err, ledger.ErrNotFound):
+		return v, false, nil
+	case err != nil:
+		return v, false, err
+	case stored.BodyHash != idem.BodyHash:
+		return v, true, clientError(ledger.ErrKeyReused)
+	}
+	return v, true, json.Unmarshal(stored.Answer, &v)
+}
+
+// clientError gives errors of lower rooms the kind that a client is answered
+// with.
+func clientError(err error) error {
+	switch {
+	case errors.Is(err, ledger.ErrKeyReused):
+		return &Error{Kind: ErrConflict, Code: "key_reused", Message: "this idempotency key was used with a different body"}
+	case errors.Is(err, ledger.ErrFull):
+		return &Error{Kind: ErrUnavailable, Code: "disk_full", Message: err.Error()}
+	case errors.Is(err, ledger.ErrConflict):
+		return &Error{Kind: ErrConflict, Code: "conflict", Message: err.Error()}
+	}
+	return err
+}
+
+func invalid(path, message string) error {
+	return &Error{Kind: ErrInvalid, Code: "invalid", Message: path + ": " + message,
+		Fields: []spec.Problem{{Path: path, Message: message}}}
+}

@@ -1,0 +1,270 @@
+package swarm
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/alineod/alineod/internal/ledger"
+	"github.com/alineod/alineod/internal/recovery"
+	"github.com/alineod/alineod/internal/runtime"
+	"github.com/alineod/alineod/internal/setup"
+)
+
+// Actions of a reconciliation.
+const (
+	actionRecover = "recover"
+	actionKeep    = "keep"
+	actionRemove  = "remove"
+	actionForget  = "forget"
+)
+
+// orphanage remembers since when a sandbox that nobody claims was seen.
+type orphanage struct {
+	mu   sync.Mutex
+	seen map[string]time.Time
+}
+
+func (s *Swarm) reconcileLoop() {
+	ticker := s.Clock.NewTicker(s.ReconcileEvery)
+	defer ticker.Stop()
+	for {
+		if _, err := s.Reconcile(s.ctx, false); err != nil && s.ctx.Err() == nil {
+			s.Log.Warn("reconciling", zap.Error(err))
+		}
+		select {
+		case <-s.ctx.Done():
+			return
+		case <-ticker.Chan():
+		}
+	}
+}
+
+// Reconcile lists the sandboxes of every runtime, compares them with the ledger
+// and acts: an agent whose sandbox is gone goes on the ladder; a sandbox that
+// was let go is removed; one that nobody claims is reported, kept for a grace
+// time and then removed. With dryRun it only says what it would do.
+func (s *Swarm) Reconcile(ctx context.Context, dryRun bool) ([]Action, error) {
+	select {
+	case s.reconcile <- struct{}{}:
+		defer func() { <-s.reconcile }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	actions := []Action{}
+	var errs []error
+	orphans := 0
+	for _, rt := range s.runtimes {
+		infos, err := s.list(rt)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		plan, n, err := s.plan(ctx, rt, infos)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		orphans += n
+		actions = append(actions, plan...)
+		if !dryRun {
+			s.carryOut(ctx, rt, plan)
+		}
+	}
+	if !dryRun {
+		s.Metrics.Orphans(orphans)
+	}
+	if len(errs) > 0 && len(actions) == 0 {
+		return nil, runtimeError(errors.Join(errs...))
+	}
+	return actions, nil
+}
+
+// plan compares one runtime's list with the ledger.
+func (s *Swarm) plan(ctx context.Context, rt runtime.Runtime, infos []runtime.Info) ([]Action, int, error) {
+	var plan []Action
+	orphans := 0
+	there := map[string]runtime.Info{}
+	for _, info := range infos {
+		there[info.SandboxID] = info
+		a, orphan, err := s.planSandbox(ctx, info)
+		if err != nil {
+			return nil, 0, err
+		}
+		if orphan {
+			orphans++
+		}
+		if a != nil {
+			plan = append(plan, *a)
+		}
+	}
+	agents, err := s.Ledger.Agents(ctx, ledger.AgentFilter{ExceptStates: final})
+	if err != nil {
+		return nil, 0, err
+	}
+	for _, a := range agents {
+		info, ok := there[a.SandboxID]
+		if a.Runtime != rt.Name() || a.SandboxID == "" || !needsSandbox(a.State) {
+			continue
+		}
+		switch {
+		case !ok:
+			plan = append(plan, Action{SandboxID: a.SandboxID, AgentID: a.AgentID, Action: actionRecover, Reason: "sandbox is gone"})
+		case info.State == runtime.StateStopped:
+			plan = append(plan, Action{SandboxID: a.SandboxID, AgentID: a.AgentID, Action: actionRecover, Reason: "sandbox is stopped"})
+		}
+	}
+	gone, err := s.Ledger.Sandboxes(ctx, ledger.SandboxFilter{States: []string{"intended", "created", "released"}})
+	if err != nil {
+		return nil, 0, err
+	}
+	for _, sb := range gone {
+		if _, ok := there[sb.SandboxID]; !ok && sb.Runtime == rt.Name() && !s.busy(sb) {
+			plan = append(plan, Action{SandboxID: sb.SandboxID, AgentID: sb.AgentID, Action: actionForget, Reason: "is recorded as " + sb.State + " and does not exist"})
+		}
+	}
+	return plan, orphans, nil
+}
+
+// planSandbox says what is to become of one sandbox that exists; nil: nothing.
+func (s *Swarm) planSandbox(ctx context.Context, info runtime.Info) (*Action, bool, error) {
+	sb, err := s.Ledger.Sandbox(ctx, info.SandboxID)
+	if errors.Is(err, ledger.ErrNotFound) {
+		return s.planOrphan(info), true, nil
+	}
+	if err != nil {
+		return nil, false, err
+	}
+	act := &Action{SandboxID: sb.SandboxID, AgentID: sb.AgentID, Action: actionRemove}
+	switch {
+	case sb.State == "current":
+		a, err := s.Ledger.Agent(ctx, sb.AgentID)
+		if err != nil || !isFinal(a.State) {
+			return nil, false, err
+		}
+		act.Reason = "its agent is " + a.State
+	case s.busy(sb):
+		return nil, false, nil
+	case sb.State == "released" && s.rolledBack(ctx, sb):
+		act.Action, act.Reason = actionKeep, "was rolled back; kept until the next turn has ended"
+	default:
+		act.Reason = "is recorded as " + sb.State
+	}
+	return act, false, nil
+}
+
+func (s *Swarm) planOrphan(info runtime.Info) *Action {
+	s.orphans.mu.Lock()
+	defer s.orphans.mu.Unlock()
+	now := s.Clock.Now()
+	since, ok := s.orphans.seen[info.SandboxID]
+	if !ok {
+		since = now
+		s.orphans.seen[info.SandboxID] = now
+	}
+	if now.Sub(since) >= s.OrphanGrace {
+		return &Action{SandboxID: info.SandboxID, AgentID: info.AgentID, Action: actionRemove, Reason: "nobody claims it, and its grace time is over"}
+	}
+	return &Action{SandboxID: info.SandboxID, AgentID: info.AgentID, Action: actionKeep, Reason: "nobody claims it"}
+}
+
+// busy reports whether someone is working with a sandbox that is not (yet) its
+// agent's.
+func (s *Swarm) busy(sb ledger.Sandbox) bool {
+	if sb.Purpose == setup.PurposeSetup {
+		return s.setup.Holds(sb.SandboxID)
+	}
+	if sb.State == "released" {
+		return false
+	}
+	s.mu.Lock()
+	o := s.owners[sb.AgentID]
+	s.mu.Unlock()
+	if o == nil {
+		return false
+	}
+	free, err := ask(s.ctx, o, func() (bool, error) { return o.task == nil && o.row.State != StateProvisioning, nil })
+	return err != nil || !free
+}
+
+// rolledBack reports whether a released sandbox is still kept: its agent was
+// rolled back and no turn has ended since.
+func (s *Swarm) rolledBack(ctx context.Context, sb ledger.Sandbox) bool {
+	a, err := s.Ledger.Agent(ctx, sb.AgentID)
+	if err != nil || isFinal(a.State) {
+		return false
+	}
+	current, err := s.Ledger.Sandbox(ctx, a.SandboxID)
+	if err != nil || current.Purpose != recovery.PurposeRollback || current.Generation < sb.Generation {
+		return false
+	}
+	last, err := s.Ledger.Turns(ctx, ledger.TurnFilter{AgentID: a.AgentID, States: []string{"ended"}, Desc: true, Limit: 1})
+	return err == nil && (len(last) == 0 || last[0].SandboxID != current.SandboxID)
+}
+
+func (s *Swarm) carryOut(ctx context.Context, rt runtime.Runtime, plan []Action) {
+	for _, a := range plan {
+		switch a.Action {
+		case actionRemove:
+			s.Log.Info("removing a sandbox", zap.String("sandbox", a.SandboxID), zap.String("reason", a.Reason))
+			runID := ""
+			if row, err := s.Ledger.Agent(ctx, a.AgentID); err == nil {
+				runID = row.RunID
+			} else {
+				a.AgentID = ""
+			}
+			s.removeSandbox(ctx, rt, runID, a.AgentID, a.SandboxID, a.Reason)
+			s.orphans.mu.Lock()
+			delete(s.orphans.seen, a.SandboxID)
+			s.orphans.mu.Unlock()
+		case actionForget:
+			if err := s.sandboxRemoved(ctx, "", a.AgentID, a.SandboxID, a.Reason); err != nil {
+				s.Log.Warn("recording that a sandbox is gone", zap.String("sandbox", a.SandboxID), zap.Error(err))
+			}
+		case actionKeep:
+			s.reportOrphan(ctx, a)
+		case actionRecover:
+			s.mu.Lock()
+			o := s.owners[a.AgentID]
+			s.mu.Unlock()
+			if o != nil {
+				_ = o.post(func() { o.happened(runtime.Event{Type: runtime.EventDied, SandboxID: a.SandboxID}) })
+			}
+		}
+	}
+}
+
+// reportOrphan says once, in the ledger, that a sandbox is nobody's.
+func (s *Swarm) reportOrphan(ctx context.Context, a Action) {
+	if _, err := s.Ledger.Sandbox(ctx, a.SandboxID); err == nil {
+		return // known: rolled back
+	}
+	s.orphans.mu.Lock()
+	since, now := s.orphans.seen[a.SandboxID], s.Clock.Now()
+	s.orphans.mu.Unlock()
+	if !since.Equal(now) && now.Sub(since) > time.Second {
+		return
+	}
+	s.Log.Warn("a sandbox of this instance belongs to no agent", zap.String("sandbox", a.SandboxID))
+	if _, err := s.Ledger.Append(ctx, ledger.Batch{Entries: []ledger.Entry{{SandboxID: a.SandboxID, Event: ledger.SandboxOrphaned,
+		Payload: ledger.ReasonPayload{Reason: a.Reason}}}}); err != nil {
+		s.Log.Warn("recording an orphan", zap.Error(err))
+	}
+}
+
+func runtimeError(err error) error {
+	switch {
+	case errors.Is(err, runtime.ErrUnreachable):
+		return &Error{Kind: ErrUnavailable, Code: ClassRuntimeUnreachable, Message: err.Error()}
+	case errors.Is(err, runtime.ErrNotFound):
+		return &Error{Kind: ErrNotFound, Code: "sandbox_gone", Message: err.Error()}
+	case errors.Is(err, runtime.ErrNotRunning), errors.Is(err, runtime.ErrPaused):
+		return &Error{Kind: ErrConflict, Code: "sandbox_not_running", Message: err.Error()}
+	case errors.Is(err, runtime.ErrInvalid):
+		return &Error{Kind: ErrInvalid, Code: "invalid", Message: err.Error()}
+	}
+	return err
+}
