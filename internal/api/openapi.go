@@ -12,7 +12,18 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 )
 
-const schemasPrefix = "#/components/schemas/"
+const (
+	schemasPrefix = "#/components/schemas/"
+	errorSchema   = "Error"
+)
+
+// schemaName is the name of a type in the document.
+func schemaName(t reflect.Type, hint string) string {
+	if t == reflect.TypeFor[problem]() {
+		return errorSchema // as a Problem is one field of it
+	}
+	return huma.DefaultSchemaNamer(t, hint)
+}
 
 // operation begins the documentation of a route: all but body and answer.
 func (rs *routes) operation(rt route) *huma.Operation {
@@ -46,7 +57,7 @@ func (rs *routes) operation(rt route) *huma.Operation {
 	op.Responses["default"] = &huma.Response{
 		Description: "An error",
 		Content: map[string]*huma.MediaType{"application/json": {
-			Schema: &huma.Schema{Ref: schemasPrefix + "Problem"},
+			Schema: &huma.Schema{Ref: schemasPrefix + errorSchema},
 		}},
 	}
 	return op

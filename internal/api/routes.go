@@ -79,7 +79,7 @@ type routes struct {
 }
 
 func newRoutes(s *server) *routes {
-	r := &routes{s: s, registry: huma.NewMapRegistry(schemasPrefix, huma.DefaultSchemaNamer)}
+	r := &routes{s: s, registry: huma.NewMapRegistry(schemasPrefix, schemaName)}
 	r.registry.Schema(reflect.TypeFor[problem](), true, "")
 	return r
 }
