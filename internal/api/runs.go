@@ -1,0 +1,83 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/alineod/alineod/internal/swarm"
+)
+
+const (
+	runsDefault = 100
+	runsMost    = 1000
+)
+
+type startRunBody struct {
+	Spec      json.RawMessage `json:"spec" doc:"An agent spec, as /schemas/spec.json; unknown keys of it are kept and warned about"`
+	Prompt    string          `json:"prompt,omitempty" doc:"The first turn; without one the agent waits"`
+	Budget    *swarm.Budget   `json:"budget,omitempty"`
+	CloseWhen string          `json:"closeWhen,omitempty" enum:"explicit,quiescent" doc:"Default: explicit"`
+	Keyed
+}
+
+func (s *server) runRoutes() {
+	rs := s.routes
+	handle(rs, route{
+		method: http.MethodPost, path: "/runs", id: "startRun", tag: "runs", changes: true,
+		summary: "Start a run with a root agent", status: http.StatusAccepted,
+	}, func(ctx context.Context, req *in[startRunBody]) (swarm.StartRunAnswer, error) {
+		return s.Swarm.StartRun(ctx, swarm.StartRunRequest{
+			Spec: req.body.Spec, Prompt: req.body.Prompt, Budget: req.body.Budget,
+			CloseWhen: req.body.CloseWhen, Idempotency: req.idem,
+		})
+	})
+	handle(rs, route{
+		method: http.MethodGet, path: "/runs", id: "listRuns", tag: "runs", summary: "List runs",
+		params: []param{
+			{name: "state", enum: []any{"open", "closed"}},
+			{name: "limit", typ: huma.TypeInteger, min: bound(1), max: bound(runsMost), doc: "Default: 100"},
+			{name: "after", doc: "The cursor next of the page before"},
+		},
+	}, func(ctx context.Context, req *in[none]) (swarm.RunsView, error) {
+		limit := runsDefault
+		if n, ok := req.num["limit"]; ok {
+			limit = int(n)
+		}
+		view, err := s.Swarm.Runs(ctx, req.query("state"), limit, req.query("after"))
+		view.Runs = list(view.Runs)
+		return view, err
+	})
+	handle(rs, route{
+		method: http.MethodGet, path: "/runs/{id}", id: "getRun", tag: "runs", summary: "A run and its agents",
+	}, func(ctx context.Context, req *in[none]) (swarm.RunView, error) {
+		view, err := s.Swarm.Run(ctx, req.id())
+		view.Agents = list(view.Agents)
+		return view, err
+	})
+	handle(rs, route{
+		method: http.MethodDelete, path: "/runs/{id}", id: "deleteRun", tag: "runs", changes: true,
+		summary: "End a run: its live agents are aborted, its history stays", status: http.StatusNoContent,
+	}, func(ctx context.Context, req *in[none]) (none, error) {
+		// Doing it again is doing nothing, with a key or without.
+		return none{}, s.Swarm.DeleteRun(ctx, req.id())
+	})
+	rs.raw(route{
+		method: http.MethodGet, path: "/runs/{id}/events", id: "followRun", tag: "events", params: resumeParams,
+		summary: "The events of a run from its start, then live",
+	}, "text/event-stream", s.runEvents)
+	rs.raw(route{
+		method: http.MethodGet, path: "/events", id: "follow", tag: "events", params: resumeParams,
+		summary: "The events of all runs from now on",
+	}, "text/event-stream", s.allEvents)
+}
+
+// list is never null in JSON.
+func list[T any](items []T) []T {
+	if items == nil {
+		return []T{}
+	}
+	return items
+}
