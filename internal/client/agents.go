@@ -1,0 +1,172 @@
+package client
+
+import (
+	"context"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/alineod/alineod/internal/harness"
+	"github.com/alineod/alineod/internal/swarm"
+)
+
+// MaxWait is the longest a daemon waits for a result in one request.
+const MaxWait = 240 * time.Second
+
+// Scopes of a steer or a pause; empty is the daemon's default, the agent.
+const (
+	ScopeAgent   = "agent"
+	ScopeSubtree = "subtree"
+)
+
+// Agents lists the agents of all runs: GET /agents.
+func (c *Client) Agents(ctx context.Context) ([]swarm.AgentView, error) {
+	list, err := call[struct {
+		Agents []swarm.AgentView `json:"agents"`
+	}](ctx, c, request{method: http.MethodGet, path: "/agents"})
+	return list.Agents, err
+}
+
+// Agent shows an agent: GET /agents/{id}.
+func (c *Client) Agent(ctx context.Context, id string) (swarm.AgentView, error) {
+	return call[swarm.AgentView](ctx, c, request{method: http.MethodGet, path: path("agents", id)})
+}
+
+// agentPost is POST /agents/{id}/{action}.
+func agentPost[T any](ctx context.Context, c *Client, id, action string, body any) (T, error) {
+	return call[T](ctx, c, request{method: http.MethodPost, path: path("agents", id, action), body: body})
+}
+
+// PromptRequest asks for a turn.
+type PromptRequest struct {
+	Text           string          `json:"text"`
+	Images         []harness.Image `json:"images,omitempty"`
+	IdempotencyKey string          `json:"idempotencyKey,omitempty"`
+}
+
+// Prompt asks for a turn: POST /agents/{id}/prompt.
+func (c *Client) Prompt(ctx context.Context, id string, r PromptRequest) (swarm.PromptAnswer, error) {
+	return agentPost[swarm.PromptAnswer](ctx, c, id, "prompt", r)
+}
+
+// SteerRequest says something into a turn that runs.
+type SteerRequest struct {
+	Message        string `json:"message"`
+	Scope          string `json:"scope,omitempty"`
+	IdempotencyKey string `json:"idempotencyKey,omitempty"`
+}
+
+// SteerAnswer says what became of it. DeliveredAs is steer, turn or queued,
+// and empty where it was only accepted.
+type SteerAnswer struct {
+	AgentID     string   `json:"agentId,omitempty"`
+	State       string   `json:"state,omitempty"`
+	DeliveredAs string   `json:"deliveredAs,omitempty"`
+	Roster      []string `json:"roster,omitempty"`
+}
+
+// Steer says something into a turn that runs: POST /agents/{id}/steer.
+func (c *Client) Steer(ctx context.Context, id string, r SteerRequest) (SteerAnswer, error) {
+	return agentPost[SteerAnswer](ctx, c, id, "steer", r)
+}
+
+// Modes of a stop.
+const (
+	StopAbort = "abort" // end the turn and delete the sandbox
+	StopDrain = "drain" // finish the turn, checkpoint, then stop
+	StopKeep  = "stop"  // end the harness, keep the file system
+)
+
+// StopRequest ends an agent. An empty Mode is StopAbort.
+type StopRequest struct {
+	Mode           string `json:"mode,omitempty"`
+	IdempotencyKey string `json:"idempotencyKey,omitempty"`
+}
+
+// Stop ends an agent: POST /agents/{id}/stop.
+func (c *Client) Stop(ctx context.Context, id string, r StopRequest) (swarm.Accepted, error) {
+	return agentPost[swarm.Accepted](ctx, c, id, "stop", r)
+}
+
+// none is the body of a request that says nothing.
+type none struct{}
+
+// Pause freezes an agent: POST /agents/{id}/pause.
+func (c *Client) Pause(ctx context.Context, id string) (swarm.Accepted, error) {
+	return agentPost[swarm.Accepted](ctx, c, id, "pause", none{})
+}
+
+// Unpause thaws an agent: POST /agents/{id}/resume.
+func (c *Client) Unpause(ctx context.Context, id string) (swarm.Accepted, error) {
+	return agentPost[swarm.Accepted](ctx, c, id, "resume", none{})
+}
+
+// Return says how an agent came back, as far as the daemon told: State where
+// it was only accepted, the rest where it was done.
+type Return struct {
+	swarm.WayBack
+	State string `json:"state,omitempty"`
+}
+
+// Revive brings back an agent that was stopped or crashed: POST
+// /agents/{id}/revive.
+func (c *Client) Revive(ctx context.Context, id string) (Return, error) {
+	return agentPost[Return](ctx, c, id, "revive", none{})
+}
+
+// Recover puts an agent on the recovery ladder: POST /agents/{id}/recover.
+func (c *Client) Recover(ctx context.Context, id string) (Return, error) {
+	return agentPost[Return](ctx, c, id, "recover", none{})
+}
+
+// Result shows the result of an agent's last turn, waiting for it at most
+// wait, rounded up to seconds and cut to MaxWait: GET /agents/{id}/result. A
+// State of "pending" is no error.
+func (c *Client) Result(ctx context.Context, id string, wait time.Duration) (swarm.ResultView, error) {
+	query := url.Values{}
+	if wait > 0 {
+		seconds := (min(wait, MaxWait) + time.Second - 1) / time.Second
+		query.Set("wait", strconv.Itoa(int(seconds)))
+	}
+	return call[swarm.ResultView](ctx, c, request{method: http.MethodGet, path: path("agents", id, "result"), query: query})
+}
+
+// Transcript shows what was said in an agent's turns: GET
+// /agents/{id}/transcript. Without full, long texts are cut.
+func (c *Client) Transcript(ctx context.Context, id string, full bool) (swarm.TranscriptView, error) {
+	query := url.Values{}
+	if full {
+		query.Set("full", "1")
+	}
+	return call[swarm.TranscriptView](ctx, c, request{method: http.MethodGet, path: path("agents", id, "transcript"), query: query})
+}
+
+// Permissions lists what an agent's harness asks for: GET
+// /agents/{id}/permissions.
+func (c *Client) Permissions(ctx context.Context, id string) ([]swarm.PermissionView, error) {
+	list, err := call[struct {
+		Permissions []swarm.PermissionView `json:"permissions"`
+	}](ctx, c, request{method: http.MethodGet, path: path("agents", id, "permissions")})
+	return list.Permissions, err
+}
+
+// AnswerRequest decides a permission request. Decision is one of the harness
+// package's: once, always or reject.
+type AnswerRequest struct {
+	Decision       string `json:"decision"`
+	Feedback       string `json:"feedback,omitempty"`
+	IdempotencyKey string `json:"idempotencyKey,omitempty"`
+}
+
+// Answer decides a permission request: POST
+// /agents/{id}/permissions/{requestId}.
+func (c *Client) Answer(ctx context.Context, id, requestID string, r AnswerRequest) error {
+	_, err := c.do(ctx, request{method: http.MethodPost, path: path("agents", id, "permissions", requestID), body: r}, nil)
+	return err
+}
+
+// Exec runs a command in an agent's sandbox: POST /agents/{id}/exec.
+func (c *Client) Exec(ctx context.Context, id string, r swarm.ExecRequest) (swarm.ExecAnswer, error) {
+	return agentPost[swarm.ExecAnswer](ctx, c, id, "exec", r)
+}
