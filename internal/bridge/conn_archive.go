@@ -116,6 +116,7 @@ func (c *conn) pack(ctx context.Context, req PackRequest) {
 		err = fmt.Errorf("this bridge packs nothing: %w", ErrArchive)
 	} else {
 		buffered := bufio.NewWriterSize(w, chunkBytes)
+		req.Home = c.s.home
 		stats, err = c.s.cfg.Pack(ctx, buffered, req)
 		if err == nil {
 			err = buffered.Flush()
@@ -153,6 +154,7 @@ func (c *conn) unpackStream(ctx context.Context, req UnpackRequest) (ArchiveStat
 		return ArchiveStats{}, fmt.Errorf("unpacking under a running harness: %w", harness.ErrBusy)
 	}
 	r := &chunkReader{r: c.r}
+	req.Home = s.home
 	stats, err := s.cfg.Unpack(ctx, r, req)
 	if err == nil {
 		// An archive may end before its stream does; the stream must end well.

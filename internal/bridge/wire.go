@@ -127,6 +127,8 @@ type Turn struct {
 
 // PackRequest asks for an archive of the home directory and of more paths.
 type PackRequest struct {
+	// Home is filled in by the server: the home it serves.
+	Home    string   `json:"-"`
 	Paths   []string `json:"paths,omitempty"`
 	Exclude []string `json:"exclude,omitempty"`
 }
@@ -134,6 +136,8 @@ type PackRequest struct {
 // UnpackRequest announces an archive that takes the place of what stands in
 // the home directory.
 type UnpackRequest struct {
+	// Home is filled in by the server: the home it serves.
+	Home  string   `json:"-"`
 	Paths []string `json:"paths,omitempty"`
 }
 

@@ -12,11 +12,13 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	goruntime "runtime"
 	"strings"
 
 	"github.com/jonboulle/clockwork"
 	"go.uber.org/zap"
 
+	"github.com/alineod/alineod/internal/api"
 	"github.com/alineod/alineod/internal/checkpoint"
 	"github.com/alineod/alineod/internal/config"
 	"github.com/alineod/alineod/internal/harness/registry"
@@ -199,10 +201,17 @@ func (d *Daemon) choose(ctx context.Context) (runtime.Runtime, error) {
 	return nil, errors.Join(errs...)
 }
 
-// warnUnisolated says in the log what the local runtime is not.
-func (d *Daemon) warnUnisolated(ctx context.Context) {
+// version describes the daemon, and the runtime a new agent would get now.
+func (d *Daemon) version(ctx context.Context) api.VersionInfo {
+	v := api.VersionInfo{Version: d.o.Version, Go: goruntime.Version()}
 	rt, err := d.choose(ctx)
-	if err == nil && !rt.Capabilities().Isolated {
-		d.log.Warn("new agents run as plain processes of this machine: the local runtime isolates nothing", zap.String("runtime", rt.Name()))
+	if err != nil {
+		v.Runtime, v.Notice = d.cfg.Runtime, "no runtime answers: "+err.Error()
+		return v
 	}
+	v.Runtime, v.Isolated = rt.Name(), rt.Capabilities().Isolated
+	if !v.Isolated {
+		v.Notice = "agents run as plain processes of this machine: the local runtime isolates nothing"
+	}
+	return v
 }

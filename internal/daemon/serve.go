@@ -31,7 +31,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("talking to the service manager: %w", err)
 	}
-	handler, err := d.handler()
+	handler, err := d.handler(ctx)
 	if err != nil {
 		return err
 	}
@@ -75,7 +75,9 @@ func (d *Daemon) Run(ctx context.Context) error {
 			}
 		})
 	}
-	d.warnUnisolated(ctx)
+	if version := d.version(ctx); version.Notice != "" {
+		d.log.Warn(version.Notice, zap.String("runtime", version.Runtime))
+	}
 
 	running, stop := context.WithCancel(ctx)
 	defer stop()
@@ -140,15 +142,14 @@ func (d *Daemon) announce(ctx context.Context, notify *sdnotify.Notifier) {
 	}
 }
 
-func (d *Daemon) handler() (http.Handler, error) {
-	version := api.VersionInfo{Version: d.o.Version}
-	d.describeRuntimes(&version)
+func (d *Daemon) handler(ctx context.Context) (http.Handler, error) {
+	version := d.version(ctx)
 	if err := d.metrics.ObserveAgents(swarm.States(), func() (map[string]int, error) { return d.swarm.AgentsByState(), nil }); err != nil {
 		return nil, fmt.Errorf("registering the metrics of agents: %w", err)
 	}
 	o := api.Options{
 		Swarm: apiSwarm{d.swarm}, Token: d.cfg.Auth.Token, ReadOnlyTokens: d.cfg.Auth.ReadOnlyTokens, Listen: d.cfg.Listen,
-		Version: version, Metrics: apiMetrics{d.metrics}, Schema: spec.Schema(),
+		Version: version, Metrics: &apiMetrics{Metrics: d.metrics}, Schema: spec.Schema(),
 		Verify: d.ledger.Verify, Rebuild: d.ledger.Rebuild, Clock: d.o.Clock, Log: d.log,
 	}
 	if d.cfg.Metrics.Listen == "" {
@@ -207,7 +208,27 @@ type apiSwarm struct{ *swarm.Swarm }
 func (s apiSwarm) Follow(after int64, runID string) api.Stream { return s.Swarm.Follow(after, runID) }
 
 // apiMetrics and swarmMetrics give the collectors the names those rooms use.
-type apiMetrics struct{ *telemetry.Metrics }
+type apiMetrics struct {
+	*telemetry.Metrics
+	mu   sync.Mutex
+	done []func()
+}
+
+func (m *apiMetrics) HTTPServed(route, method string, code int, took time.Duration) {
+	m.Request(route, method, code, took)
+}
+
+func (m *apiMetrics) SSEClients(delta int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for ; delta > 0; delta-- {
+		m.done = append(m.done, m.SSEClient())
+	}
+	for ; delta < 0 && len(m.done) > 0; delta++ {
+		m.done[len(m.done)-1]()
+		m.done = m.done[:len(m.done)-1]
+	}
+}
 
 type swarmMetrics struct{ *telemetry.Metrics }
 
