@@ -19,8 +19,10 @@ COPY . .
 # The build context has no .git: who builds a release says its version.
 ARG VERSION=dev
 RUN make build VERSION="$VERSION" GOFLAGS=-trimpath
+RUN install -d -m 1777 /out/tmp
 
 FROM scratch
+COPY --from=build /out/ /
 COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/
 COPY --from=build /src/bin/alineod /usr/local/bin/alineod
 ENV PATH=/usr/local/bin \
