@@ -192,7 +192,7 @@ zebra: {a: 1}
 	_, err := config.Load(config.Sources{
 		UID:     1000,
 		File:    file,
-		Environ: []string{"ALINEOD_LISTN=1", "ALINEOD_RECOVERY_PARALLELISM=x", "ALINEOD_FAILPOINT=a.b", "ALINEOD_TEST_DOCKER=require", "ALINEOD_URL=x", "ALINEODX=1"},
+		Environ: []string{"ALINEOD_LISTN=1", "ALINEOD_RECOVERY_PARALLELISM=x", "ALINEOD_FAILPOINT=a.b", "ALINEOD_TEST_DOCKER=require", "ALINEOD_HOST=x", "ALINEODX=1"},
 		Flags:   flags(t, "--log-level=loud", "--listen=0.0.0.0:4600"),
 	})
 	got := problems(t, err)
