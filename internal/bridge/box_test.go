@@ -247,11 +247,16 @@ func startRequest(env map[string]string) bridge.StartRequest {
 	return bridge.StartRequest{Harness: "fake", Env: env}
 }
 
-// ready is a client whose harness is idle and whose records are followed.
+// ready is a client whose harness is idle and whose records are followed from
+// where the journal ended.
 func (b *box) ready(t *testing.T, env map[string]string) *bridge.Client {
 	t.Helper()
 	c := b.connect(t)
-	if err := c.Subscribe(testContext(t), 0); err != nil {
+	after := c.Hello().Head
+	if after == 1 {
+		after = 0 // the boot's own record
+	}
+	if err := c.Subscribe(testContext(t), after); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := c.StartHarness(testContext(t), startRequest(env)); err != nil {
