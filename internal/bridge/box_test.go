@@ -47,6 +47,8 @@ type box struct {
 	cmd  *exec.Cmd
 	log  *logs
 	dial func(t *testing.T, dir string) io.ReadWriteCloser
+	// program is the bridge's, where it is not the test's own.
+	program string
 }
 
 // logs collects what a process writes to its standard error.
@@ -128,7 +130,10 @@ func (b *box) run(role string) {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	cmd := exec.Command(self(b.t), roleArg, role, string(data))
+	if b.program == "" {
+		b.program = self(b.t)
+	}
+	cmd := exec.Command(b.program, roleArg, role, string(data))
 	cmd.Env = append(os.Environ(), "FAKE_HOME="+b.args.Home)
 	r, w, err := os.Pipe()
 	if err != nil {

@@ -84,7 +84,7 @@ func TestJournalTornEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	entry := len(data) / 3
-	for cut := 1; cut <= entry; cut++ {
+	for cut := 1; cut <= entry; cut += 7 {
 		for name, end := range map[string]string{"cut": "", "zeros": strings.Repeat("\x00", cut), "garbage": "00000000 {]\n"} {
 			dir := t.TempDir()
 			os.Mkdir(filepath.Join(dir, "journal"), 0o700)
