@@ -47,6 +47,8 @@ type box struct {
 	cmd  *exec.Cmd
 	log  *logs
 	dial func(t *testing.T, dir string) io.ReadWriteCloser
+	// program is the bridge's, where it is not the test's own.
+	program string
 }
 
 // logs collects what a process writes to its standard error.
@@ -128,7 +130,10 @@ func (b *box) run(role string) {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	cmd := exec.Command(self(b.t), roleArg, role, string(data))
+	if b.program == "" {
+		b.program = self(b.t)
+	}
+	cmd := exec.Command(b.program, roleArg, role, string(data))
 	cmd.Env = append(os.Environ(), "FAKE_HOME="+b.args.Home)
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -247,11 +252,16 @@ func startRequest(env map[string]string) bridge.StartRequest {
 	return bridge.StartRequest{Harness: "fake", Env: env}
 }
 
-// ready is a client whose harness is idle and whose records are followed.
+// ready is a client whose harness is idle and whose records are followed from
+// where the journal ended.
 func (b *box) ready(t *testing.T, env map[string]string) *bridge.Client {
 	t.Helper()
 	c := b.connect(t)
-	if err := c.Subscribe(testContext(t), 0); err != nil {
+	after := c.Hello().Head
+	if after == 1 {
+		after = 0 // the boot's own record
+	}
+	if err := c.Subscribe(testContext(t), after); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := c.StartHarness(testContext(t), startRequest(env)); err != nil {

@@ -300,12 +300,25 @@ func (c *Client) write() {
 		select {
 		case frame := <-c.out:
 			if _, err := c.rwc.Write(frame); err != nil {
-				c.fail(err)
+				c.brokenWrite(err)
 				return
 			}
 		case <-c.done:
 			return
 		}
+	}
+}
+
+// brokenWrite ends the connection after a failed write. The bridge's last word
+// may still stand in the stream and says more than the failure does: the
+// reader is left a moment to find it.
+func (c *Client) brokenWrite(err error) {
+	timer := c.clock.NewTimer(byeTimeout)
+	defer timer.Stop()
+	select {
+	case <-c.done:
+	case <-timer.Chan():
+		c.fail(err)
 	}
 }
 

@@ -80,7 +80,9 @@ func (p *fakeProtocol) order(t, order, text string) (harness.Output, error) {
 	}
 	return say(msg{T: t, ID: order, Text: text}), nil
 }
-func (p *fakeProtocol) Steer(o, text string) (harness.Output, error) { return p.order("steer", o, text) }
+func (p *fakeProtocol) Steer(o, text string) (harness.Output, error) {
+	return p.order("steer", o, text)
+}
 func (p *fakeProtocol) FollowUp(o, text string) (harness.Output, error) {
 	return p.order("follow-up", o, text)
 }

@@ -164,11 +164,11 @@ func (p *initProcess) collect() {
 func (p *initProcess) ended(pid int, status syscall.WaitStatus) {
 	e := exitOf(status)
 	exit := BridgeExit{PID: pid, Code: e.Code, Signal: e.Signal, Kicked: p.kicked, At: p.cfg.Clock.Now().UnixMilli()}
-	p.cfg.Log.Info("bridge ended", zap.String("sandbox", p.cfg.SandboxID), zap.Int("pid", pid),
-		zap.Int("code", exit.Code), zap.String("signal", exit.Signal), zap.Bool("kicked", exit.Kicked))
 	if err := p.record(exit); err != nil {
 		p.cfg.Log.Error("recording the bridge's end", zap.Error(err))
 	}
+	p.cfg.Log.Info("bridge ended", zap.String("sandbox", p.cfg.SandboxID), zap.Int("pid", pid),
+		zap.Int("code", exit.Code), zap.String("signal", exit.Signal), zap.Bool("kicked", exit.Kicked))
 }
 
 func (p *initProcess) record(exit BridgeExit) error {

@@ -155,27 +155,32 @@ func Serve(ctx context.Context, cfg ServerConfig) error {
 	return s.run(ctx, listener)
 }
 
-func newServer(cfg ServerConfig) (s *server, err error) {
-	s = &server{cfg: cfg, log: cfg.Log, lifecycle: make(chan struct{}, 1)}
-	defer func() {
-		if err != nil {
-			s.closeFiles()
-		}
-	}()
-	if s.dir, err = openDir(cfg.Dir); err != nil {
+func newServer(cfg ServerConfig) (*server, error) {
+	s := &server{cfg: cfg, log: cfg.Log, lifecycle: make(chan struct{}, 1)}
+	if err := s.boot(); err != nil {
+		s.closeFiles()
 		return nil, err
+	}
+	return s, nil
+}
+
+// boot takes the directory and begins a new epoch of its journal.
+func (s *server) boot() (err error) {
+	cfg := s.cfg
+	if s.dir, err = openDir(cfg.Dir); err != nil {
+		return err
 	}
 	if s.own, err = ownerOf(s.dir); err != nil {
-		return nil, err
+		return err
 	}
 	if err := s.lock(); err != nil {
-		return nil, err
+		return err
 	}
 	if err := s.findHome(); err != nil {
-		return nil, err
+		return err
 	}
 	if err := s.openJournal(); err != nil {
-		return nil, err
+		return err
 	}
 	var epoch [8]byte
 	rand.Read(epoch[:])
@@ -187,10 +192,10 @@ func newServer(cfg ServerConfig) (s *server, err error) {
 		err = s.journal.sync(pos)
 	}
 	if err != nil {
-		return nil, err
+		return err
 	}
 	failpoint.Hit("bridge.boot")
-	return s, nil
+	return nil
 }
 
 // lock makes sure that no other bridge serves the directory. The kernel lets
