@@ -102,22 +102,15 @@ func (c *Client) Unpause(ctx context.Context, id string) (swarm.Accepted, error)
 	return agentPost[swarm.Accepted](ctx, c, id, "resume", none{})
 }
 
-// Return says how an agent came back, as far as the daemon told: State where
-// it was only accepted, the rest where it was done.
-type Return struct {
-	swarm.WayBack
-	State string `json:"state,omitempty"`
-}
-
 // Revive brings back an agent that was stopped or crashed: POST
 // /agents/{id}/revive.
-func (c *Client) Revive(ctx context.Context, id string) (Return, error) {
-	return agentPost[Return](ctx, c, id, "revive", none{})
+func (c *Client) Revive(ctx context.Context, id string) (swarm.WayBack, error) {
+	return agentPost[swarm.WayBack](ctx, c, id, "revive", none{})
 }
 
 // Recover puts an agent on the recovery ladder: POST /agents/{id}/recover.
-func (c *Client) Recover(ctx context.Context, id string) (Return, error) {
-	return agentPost[Return](ctx, c, id, "recover", none{})
+func (c *Client) Recover(ctx context.Context, id string) (swarm.WayBack, error) {
+	return agentPost[swarm.WayBack](ctx, c, id, "recover", none{})
 }
 
 // Result shows the result of an agent's last turn, waiting for it at most
@@ -161,9 +154,10 @@ type AnswerRequest struct {
 
 // Answer decides a permission request: POST
 // /agents/{id}/permissions/{requestId}.
-func (c *Client) Answer(ctx context.Context, id, requestID string, r AnswerRequest) error {
-	_, err := c.do(ctx, request{method: http.MethodPost, path: path("agents", id, "permissions", requestID), body: r}, nil)
-	return err
+func (c *Client) Answer(ctx context.Context, id, requestID string, r AnswerRequest) (swarm.PermissionView, error) {
+	return call[swarm.PermissionView](ctx, c, request{
+		method: http.MethodPost, path: path("agents", id, "permissions", requestID), body: r,
+	})
 }
 
 // Exec runs a command in an agent's sandbox: POST /agents/{id}/exec.

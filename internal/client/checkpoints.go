@@ -24,8 +24,8 @@ func (c *Client) TakeCheckpoint(ctx context.Context, id string) (swarm.Checkpoin
 
 // RestoreCheckpoint rolls an agent back to the checkpoint of a turn: POST
 // /agents/{id}/checkpoints/{turn}/restore.
-func (c *Client) RestoreCheckpoint(ctx context.Context, id string, turn int) (Return, error) {
-	return call[Return](ctx, c, request{
+func (c *Client) RestoreCheckpoint(ctx context.Context, id string, turn int) (swarm.WayBack, error) {
+	return call[swarm.WayBack](ctx, c, request{
 		method: http.MethodPost, path: path("agents", id, "checkpoints", strconv.Itoa(turn), "restore"), body: none{},
 	})
 }

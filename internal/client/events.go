@@ -65,6 +65,7 @@ type EventStream struct {
 
 // Events reads the events of a run that are stored after the given seq, then
 // those that come: GET /runs/{id}/events, or GET /events where runID is empty.
+// A negative seq is the daemon's default: of all runs, only what comes.
 // The stream ends with ctx or with Close.
 func (c *Client) Events(ctx context.Context, runID string, after int64) *EventStream {
 	s := &EventStream{c: c, ctx: ctx, path: "/events", after: after}
@@ -127,10 +128,11 @@ func (s *EventStream) connect() error {
 	ctx, cancel := context.WithCancel(s.ctx)
 	// Over a network a connection can die without a word.
 	watch := s.c.Clock.AfterFunc(silence, cancel)
-	res, err := s.c.open(ctx, request{method: http.MethodGet, path: s.path, header: http.Header{
-		"Accept":        {"text/event-stream"},
-		"Last-Event-Id": {strconv.FormatInt(s.after, 10)},
-	}})
+	header := http.Header{"Accept": {"text/event-stream"}}
+	if s.after >= 0 {
+		header.Set("Last-Event-ID", strconv.FormatInt(s.after, 10))
+	}
+	res, err := s.c.open(ctx, request{method: http.MethodGet, path: s.path, header: header})
 	if err != nil {
 		watch.Stop()
 		cancel()

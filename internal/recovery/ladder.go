@@ -184,6 +184,9 @@ func (c *climb) climb(ctx context.Context, lim Limits) (*Outcome, error) {
 		if out != nil || err != nil {
 			return out, err
 		}
+		if errors.Is(c.last, runtime.ErrNotFound) {
+			info = nil // it went away under our hands
+		}
 	}
 	return c.restore(ctx, info == nil)
 }

@@ -44,6 +44,9 @@ func (s *Swarm) StartRun(ctx context.Context, r StartRunRequest) (StartRunAnswer
 			return StartRunAnswer{}, &Error{Kind: ErrConflict, Code: "unsandboxed_refused", Message: fmt.Sprintf(
 				"%s would run on this machine itself: the %s runtime isolates nothing. Start a Docker Engine, or set local.allowUnsandboxed (ALINEOD_LOCAL_ALLOW_UNSANDBOXED=1) if you mean it", h.Name(), rt.Name())}
 		}
+		if !caps.Isolated && sp.Checkpoint != nil && len(sp.Checkpoint.Paths) > 0 {
+			return StartRunAnswer{}, invalid("spec.checkpoint.paths", "would be this machine's own paths: the "+rt.Name()+" runtime isolates nothing")
+		}
 		if caps.BaseImages && sp.Image == "" {
 			sp.Image = s.DefaultImage
 		}
