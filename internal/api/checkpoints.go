@@ -35,8 +35,8 @@ func (s *server) checkpointRoutes() {
 	rs.raw(archive, "application/x-tar", func(w http.ResponseWriter, r *http.Request) error {
 		return s.archive(archive, w, r)
 	})
-	for _, method := range []string{http.MethodPost, http.MethodPut} {
-		rt := agentRoute(method, "/checkpoints/import", "importCheckpoint"+method, "Store a tar as a checkpoint")
+	for method, id := range map[string]string{http.MethodPost: "importCheckpoint", http.MethodPut: "putCheckpoint"} {
+		rt := agentRoute(method, "/checkpoints/import", id, "Store a tar as a checkpoint")
 		rt.upload = "application/x-tar"
 		handle(rs, rt, func(ctx context.Context, req *in[none]) (swarm.CheckpointView, error) {
 			return s.Swarm.ImportCheckpoint(ctx, req.id(), req.r.Body, req.idem)
@@ -88,8 +88,12 @@ func (b *steady) Read(p []byte) (int, error) {
 	// Not every transport has deadlines; without one the read just waits.
 	_ = b.control.SetReadDeadline(time.Now().Add(b.timeout))
 	n, err := b.ReadCloser.Read(p)
-	// Left standing, it would end the request while the handler is at work:
-	// the server watches the connection meanwhile.
-	_ = b.control.SetReadDeadline(time.Time{})
+	if err == io.EOF {
+		// From here on the server watches the connection for its end; a
+		// deadline left standing would end the request under the handler's
+		// hands. After any other error it stays, as the server reads on to
+		// empty the connection.
+		_ = b.control.SetReadDeadline(time.Time{})
+	}
 	return n, err
 }

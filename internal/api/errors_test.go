@@ -109,7 +109,7 @@ func TestErrorsOfEveryRoute(t *testing.T) {
 func TestNoSuchRoute(t *testing.T) {
 	t.Parallel()
 	h := newHandler(t, options(&fake{}))
-	for _, target := range []string{"/", "/nothing", "/runs/", "/agents/a/nothing", "/runs/a/b/c"} {
+	for _, target := range []string{"/", "/nothing", "/runs/", "/agents/a/nothing", "/runs/a/b/c", "//runs", "/agents/../runs", "//health"} {
 		refused(t, ask(h, "GET", target, ""), 404, "unknown_route")
 	}
 	for target, allow := range map[string]string{

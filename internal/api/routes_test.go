@@ -223,6 +223,11 @@ func TestRoutes(t *testing.T) {
 		}
 		delete(seen, route)
 	}
+	if doc.at("components", "schemas", "PromptBody", "additionalProperties") != false ||
+		doc.at("components", "schemas", "Image", "additionalProperties") != false ||
+		doc.at("components", "schemas", "AgentView", "additionalProperties") != nil {
+		t.Error("bodies must be closed in the document, answers open")
+	}
 	for route := range seen {
 		t.Errorf("%s is served and not documented", route)
 	}
