@@ -157,6 +157,30 @@ func TestBrokenBody(t *testing.T) {
 	}
 }
 
+// TestLongWork: the deadline of a body is gone when the work begins.
+func TestLongWork(t *testing.T) {
+	t.Parallel()
+	o := options(&fake{exec: func(c ctx, _ string, _ swarm.ExecRequest) (swarm.ExecAnswer, error) {
+		select {
+		case <-c.Done():
+			return swarm.ExecAnswer{}, c.Err()
+		case <-time.After(300 * time.Millisecond): // many times the deadline
+			return swarm.ExecAnswer{}, nil
+		}
+	}})
+	o.ReadTimeout = 20 * time.Millisecond
+	server := httptest.NewServer(newHandler(t, o))
+	defer server.Close()
+	answer, err := http.Post(server.URL+"/agents/a/exec", "application/json", strings.NewReader(`{"command":["make"]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer.Body.Close()
+	if answer.StatusCode != http.StatusOK {
+		t.Errorf("got %d", answer.StatusCode)
+	}
+}
+
 type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }

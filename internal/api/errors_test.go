@@ -87,7 +87,7 @@ func TestErrorsOfEveryRoute(t *testing.T) {
 		importCheckpoint:  func(string, io.Reader, idem) (a swarm.CheckpointView, _ error) { return a, gone },
 		permissions:       func(string) (a []swarm.PermissionView, _ error) { return a, gone },
 		answerPermission:  func(_, _, _, _ string, _ idem) (a swarm.PermissionView, _ error) { return a, gone },
-		exec:              func(string, swarm.ExecRequest) (a swarm.ExecAnswer, _ error) { return a, gone },
+		exec:              func(ctx, string, swarm.ExecRequest) (a swarm.ExecAnswer, _ error) { return a, gone },
 		reconcile:         func(bool) (a []swarm.Action, _ error) { return a, gone },
 	}
 	o := options(f)

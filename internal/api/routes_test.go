@@ -106,7 +106,7 @@ func working(calls *[]any) *fake {
 			note("answer", id, requestID, decision, feedback)
 			return aPermission, nil
 		},
-		exec: func(id string, r swarm.ExecRequest) (swarm.ExecAnswer, error) {
+		exec: func(_ ctx, id string, r swarm.ExecRequest) (swarm.ExecAnswer, error) {
 			note("exec", id, len(r.Command), r.Env["A"], r.TimeoutSec)
 			return swarm.ExecAnswer{ExitCode: 3, Stdout: "o"}, nil
 		},
