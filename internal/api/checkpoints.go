@@ -77,7 +77,9 @@ func (s *server) archive(rt route, w http.ResponseWriter, r *http.Request) error
 	return nil
 }
 
-// steady reads with a deadline per piece, as patient writes.
+// steady reads with a deadline per piece, as patient writes. The last one is
+// lifted by the server, when at the body's end it begins to watch the
+// connection; until then it bounds how long the server reads on by itself.
 type steady struct {
 	io.ReadCloser
 	control *http.ResponseController
@@ -87,13 +89,5 @@ type steady struct {
 func (b *steady) Read(p []byte) (int, error) {
 	// Not every transport has deadlines; without one the read just waits.
 	_ = b.control.SetReadDeadline(time.Now().Add(b.timeout))
-	n, err := b.ReadCloser.Read(p)
-	if err == io.EOF {
-		// From here on the server watches the connection for its end; a
-		// deadline left standing would end the request under the handler's
-		// hands. After any other error it stays, as the server reads on to
-		// empty the connection.
-		_ = b.control.SetReadDeadline(time.Time{})
-	}
-	return n, err
+	return b.ReadCloser.Read(p)
 }
