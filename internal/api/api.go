@@ -126,8 +126,8 @@ type Options struct {
 	// WriteTimeout is how long a streaming client may take to accept one
 	// piece before its connection is closed. Zero: 10 s.
 	WriteTimeout time.Duration
-	// ReadTimeout is how long a client that uploads a checkpoint may be
-	// silent. Zero: 1 minute.
+	// ReadTimeout is how long a client may be silent within a body. Zero: 1
+	// minute.
 	ReadTimeout time.Duration
 }
 
@@ -186,7 +186,7 @@ func New(o Options) (http.Handler, error) {
 
 // dispatch guards the routes and answers in JSON where there is none.
 func (s *server) dispatch(w http.ResponseWriter, r *http.Request) {
-	_, pattern := s.mux.Handler(r)
+	pattern := s.pattern(r)
 	// /health says nothing but "up": probes need no token and no name.
 	if pattern != healthPattern {
 		if p := s.guard.check(r); p != nil {

@@ -1,12 +1,15 @@
 package api_test
 
 import (
+	"bufio"
 	"bytes"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -113,13 +116,68 @@ func TestLimits(t *testing.T) {
 	refused(t, ask(h, "POST", "/agents/a/steer", `{"message":`+big(4*mib)+`}`), http.StatusRequestEntityTooLarge, "too_large")
 	refused(t, ask(h, "POST", "/runs", `{"spec":`+big(5*mib)+`}`), http.StatusRequestEntityTooLarge, "too_large")
 	refused(t, ask(h, "POST", "/agents/a/prompt", `{"text":`+big(24*mib)+`}`), http.StatusRequestEntityTooLarge, "too_large")
-	if w := ask(h, "POST", "/agents/a/prompt", `{"text":`+big(20*mib)+`}`); w.Code != 202 || got != 20*mib {
-		t.Errorf("a prompt of 20 MiB: %d, %d bytes", w.Code, got)
+	if w := ask(h, "POST", "/agents/a/prompt", `{"text":`+big(5*mib)+`}`); w.Code != 202 || got != 5*mib {
+		t.Errorf("a prompt of 5 MiB: %d, %d bytes", w.Code, got)
 	}
-	r := httptest.NewRequest("POST", "http://localhost/agents/a/checkpoints/import", io.LimitReader(zeros{}, 64*mib))
+	r := httptest.NewRequest("POST", "http://localhost/agents/a/checkpoints/import", io.LimitReader(zeros{}, 32*mib))
 	w := httptest.NewRecorder()
-	if h.ServeHTTP(w, r); w.Code != 200 || got != 64*mib {
-		t.Errorf("an upload of 64 MiB: %d, %d bytes", w.Code, got)
+	if h.ServeHTTP(w, r); w.Code != 200 || got != 32*mib {
+		t.Errorf("an upload of 32 MiB: %d, %d bytes", w.Code, got)
+	}
+}
+
+// TestBrokenBody: a client that stalls or breaks off is told so, and is not a
+// fault of the daemon.
+func TestBrokenBody(t *testing.T) {
+	t.Parallel()
+	o := options(&fake{})
+	o.ReadTimeout = 50 * time.Millisecond
+	server := httptest.NewServer(newHandler(t, o))
+	defer server.Close()
+	for code, request := range map[int]string{
+		http.StatusRequestTimeout: "Content-Length: 20\r\n\r\n{",
+		http.StatusBadRequest:     "Transfer-Encoding: chunked\r\n\r\nnonsense\r\n",
+	} {
+		conn, err := net.Dial("tcp", server.Listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(conn, "POST /agents/a/steer HTTP/1.1\r\nHost: localhost\r\n"+request); err != nil {
+			t.Fatal(err)
+		}
+		answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if answer.StatusCode != code {
+			body, _ := io.ReadAll(answer.Body)
+			t.Errorf("%q: %d %s, want %d", request, answer.StatusCode, body, code)
+		}
+		conn.Close()
+	}
+}
+
+// TestLongWork: the deadline of a body is gone when the work begins.
+func TestLongWork(t *testing.T) {
+	t.Parallel()
+	o := options(&fake{exec: func(c ctx, _ string, _ swarm.ExecRequest) (swarm.ExecAnswer, error) {
+		select {
+		case <-c.Done():
+			return swarm.ExecAnswer{}, c.Err()
+		case <-time.After(300 * time.Millisecond): // many times the deadline
+			return swarm.ExecAnswer{}, nil
+		}
+	}})
+	o.ReadTimeout = 20 * time.Millisecond
+	server := httptest.NewServer(newHandler(t, o))
+	defer server.Close()
+	answer, err := http.Post(server.URL+"/agents/a/exec", "application/json", strings.NewReader(`{"command":["make"]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer.Body.Close()
+	if answer.StatusCode != http.StatusOK {
+		t.Errorf("got %d", answer.StatusCode)
 	}
 }
 

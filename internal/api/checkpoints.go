@@ -35,8 +35,8 @@ func (s *server) checkpointRoutes() {
 	rs.raw(archive, "application/x-tar", func(w http.ResponseWriter, r *http.Request) error {
 		return s.archive(archive, w, r)
 	})
-	for _, method := range []string{http.MethodPost, http.MethodPut} {
-		rt := agentRoute(method, "/checkpoints/import", "importCheckpoint"+method, "Store a tar as a checkpoint")
+	for method, id := range map[string]string{http.MethodPost: "importCheckpoint", http.MethodPut: "putCheckpoint"} {
+		rt := agentRoute(method, "/checkpoints/import", id, "Store a tar as a checkpoint")
 		rt.upload = "application/x-tar"
 		handle(rs, rt, func(ctx context.Context, req *in[none]) (swarm.CheckpointView, error) {
 			return s.Swarm.ImportCheckpoint(ctx, req.id(), req.r.Body, req.idem)
@@ -77,7 +77,9 @@ func (s *server) archive(rt route, w http.ResponseWriter, r *http.Request) error
 	return nil
 }
 
-// steady reads with a deadline per piece, as patient writes.
+// steady reads with a deadline per piece, as patient writes. The last one is
+// lifted by the server, when at the body's end it begins to watch the
+// connection; until then it bounds how long the server reads on by itself.
 type steady struct {
 	io.ReadCloser
 	control *http.ResponseController
@@ -87,9 +89,5 @@ type steady struct {
 func (b *steady) Read(p []byte) (int, error) {
 	// Not every transport has deadlines; without one the read just waits.
 	_ = b.control.SetReadDeadline(time.Now().Add(b.timeout))
-	n, err := b.ReadCloser.Read(p)
-	// Left standing, it would end the request while the handler is at work:
-	// the server watches the connection meanwhile.
-	_ = b.control.SetReadDeadline(time.Time{})
-	return n, err
+	return b.ReadCloser.Read(p)
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -25,11 +26,12 @@ const (
 // everything in it that its schema does not have. No body is the empty object.
 // A nil schema is a route without a body; what is sent to it is not read.
 func decode(registry huma.Registry, schema *huma.Schema, rt route, r *http.Request, into any) (swarm.Idempotency, error) {
-	var fields map[string]any
+	raw := []byte("{}")
+	var inBody string
 	if schema != nil {
-		raw, err := io.ReadAll(r.Body)
-		if err != nil {
-			return swarm.Idempotency{}, fmt.Errorf("reading the body: %w", err)
+		var err error
+		if raw, err = io.ReadAll(r.Body); err != nil {
+			return swarm.Idempotency{}, unread(err)
 		}
 		if len(bytes.TrimSpace(raw)) == 0 {
 			raw = []byte("{}")
@@ -42,14 +44,27 @@ func decode(registry huma.Registry, schema *huma.Schema, rt route, r *http.Reque
 			// one and not the other is a number too large for its field.
 			return swarm.Idempotency{}, mismatch(err)
 		}
-		if fields, err = object(raw); err != nil {
-			return swarm.Idempotency{}, mismatch(err)
+		if k, ok := into.(interface{ key() string }); ok {
+			inBody = k.key()
 		}
 	}
 	if !rt.changes {
 		return swarm.Idempotency{}, nil
 	}
-	return idempotency(r, fields)
+	return idempotency(r, inBody, raw)
+}
+
+// unread says why a body could not be read to its end. All but its size is
+// the connection's fault or the client's, never the daemon's.
+func unread(err error) error {
+	var large *http.MaxBytesError
+	switch {
+	case errors.As(err, &large):
+		return fmt.Errorf("reading the body: %w", err)
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return &problem{status: http.StatusRequestTimeout, Code: "timeout", Message: "the body did not come in time"}
+	}
+	return invalid("unreadable_body", "reading the body: %v", err)
 }
 
 func check(registry huma.Registry, schema *huma.Schema, raw []byte) error {
@@ -86,22 +101,14 @@ func mismatch(err error) *problem {
 	return invalid("malformed_json", "the body is not JSON: %v", err)
 }
 
-// object decodes with numbers as they are written: a hash over rounded ones
-// would take two bodies for one.
-func object(raw []byte) (map[string]any, error) {
-	d := json.NewDecoder(bytes.NewReader(raw))
-	d.UseNumber()
-	var m map[string]any
-	err := d.Decode(&m)
-	return m, err
-}
-
 // idempotency takes the key from header or body. The hash is over the body
 // without the key, with its names in order, so that neither spacing nor where
-// the key stood makes another request of it.
-func idempotency(r *http.Request, fields map[string]any) (swarm.Idempotency, error) {
+// the key stood makes another request of it. Numbers stay as they are written:
+// rounded ones would make one request of two. An upload is not hashed: it is
+// not at hand yet.
+func idempotency(r *http.Request, inBody string, raw []byte) (swarm.Idempotency, error) {
 	key := r.Header.Get(keyHeader)
-	if inBody, _ := fields[keyField].(string); inBody != "" {
+	if inBody != "" {
 		if key != "" && key != inBody {
 			return swarm.Idempotency{}, invalid("invalid_key", "the header %s and the field %s differ", keyHeader, keyField)
 		}
@@ -113,13 +120,14 @@ func idempotency(r *http.Request, fields map[string]any) (swarm.Idempotency, err
 	if len(key) > keyLimit {
 		return swarm.Idempotency{}, invalid("invalid_key", "an idempotency key has at most %d bytes", keyLimit)
 	}
-	rest := make(map[string]any, len(fields))
-	for name, value := range fields {
-		if name != keyField {
-			rest[name] = value
-		}
+	var fields map[string]any
+	d := json.NewDecoder(bytes.NewReader(raw))
+	d.UseNumber()
+	if err := d.Decode(&fields); err != nil {
+		return swarm.Idempotency{}, mismatch(err)
 	}
-	canonical, err := json.Marshal(rest)
+	delete(fields, keyField)
+	canonical, err := json.Marshal(fields)
 	if err != nil {
 		return swarm.Idempotency{}, fmt.Errorf("hashing the body: %w", err)
 	}

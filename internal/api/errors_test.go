@@ -87,7 +87,7 @@ func TestErrorsOfEveryRoute(t *testing.T) {
 		importCheckpoint:  func(string, io.Reader, idem) (a swarm.CheckpointView, _ error) { return a, gone },
 		permissions:       func(string) (a []swarm.PermissionView, _ error) { return a, gone },
 		answerPermission:  func(_, _, _, _ string, _ idem) (a swarm.PermissionView, _ error) { return a, gone },
-		exec:              func(string, swarm.ExecRequest) (a swarm.ExecAnswer, _ error) { return a, gone },
+		exec:              func(ctx, string, swarm.ExecRequest) (a swarm.ExecAnswer, _ error) { return a, gone },
 		reconcile:         func(bool) (a []swarm.Action, _ error) { return a, gone },
 	}
 	o := options(f)
@@ -109,7 +109,7 @@ func TestErrorsOfEveryRoute(t *testing.T) {
 func TestNoSuchRoute(t *testing.T) {
 	t.Parallel()
 	h := newHandler(t, options(&fake{}))
-	for _, target := range []string{"/", "/nothing", "/runs/", "/agents/a/nothing", "/runs/a/b/c"} {
+	for _, target := range []string{"/", "/nothing", "/runs/", "/agents/a/nothing", "/runs/a/b/c", "//runs", "/agents/../runs", "//health"} {
 		refused(t, ask(h, "GET", target, ""), 404, "unknown_route")
 	}
 	for target, allow := range map[string]string{

@@ -46,7 +46,7 @@ type fake struct {
 	importCheckpoint  func(id string, r io.Reader, i idem) (swarm.CheckpointView, error)
 	permissions       func(id string) ([]swarm.PermissionView, error)
 	answerPermission  func(id, requestID, decision, feedback string, i idem) (swarm.PermissionView, error)
-	exec              func(id string, req swarm.ExecRequest) (swarm.ExecAnswer, error)
+	exec              func(c ctx, id string, req swarm.ExecRequest) (swarm.ExecAnswer, error)
 	reconcile         func(dryRun bool) ([]swarm.Action, error)
 	readiness         swarm.Readiness
 	follow            func(after int64, runID string) api.Stream
@@ -106,8 +106,8 @@ func (f *fake) Permissions(_ ctx, id string) ([]swarm.PermissionView, error) {
 func (f *fake) AnswerPermission(_ ctx, id, requestID, decision, feedback string, i idem) (swarm.PermissionView, error) {
 	return f.answerPermission(id, requestID, decision, feedback, i)
 }
-func (f *fake) Exec(_ ctx, id string, r swarm.ExecRequest) (swarm.ExecAnswer, error) {
-	return f.exec(id, r)
+func (f *fake) Exec(c ctx, id string, r swarm.ExecRequest) (swarm.ExecAnswer, error) {
+	return f.exec(c, id, r)
 }
 func (f *fake) SandboxReattach(_ ctx, id string) (swarm.WayBack, error) {
 	return f.way("reattach", id, idem{})

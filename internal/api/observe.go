@@ -65,7 +65,7 @@ func (s *server) account(r *http.Request, code int, took time.Duration) {
 	if code == 0 {
 		code = http.StatusOK
 	}
-	_, pattern := s.mux.Handler(r)
+	pattern := s.pattern(r)
 	if pattern == "" {
 		pattern = "other"
 	}

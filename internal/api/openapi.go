@@ -87,6 +87,7 @@ func (rs *routes) document(o Options) ([]byte, error) {
 		doc.AddOperation(op)
 	}
 	rs.allowNullObjects()
+	rs.openAnswers()
 	body, err := json.Marshal(doc)
 	if err != nil {
 		return nil, err
@@ -126,5 +127,34 @@ func (rs *routes) answers(op *huma.Operation, t reflect.Type, codes ...int) {
 			response.Content = map[string]*huma.MediaType{"application/json": {Schema: rs.registry.Schema(t, true, "")}}
 		}
 		op.Responses[strconv.Itoa(code)] = response
+	}
+}
+
+// openAnswers drops, from what is only answered, that there can be no other
+// fields: a client generated from the document must not fail on a newer
+// daemon. Bodies stay closed, as they are when they are decoded.
+func (rs *routes) openAnswers() {
+	closed := map[*huma.Schema]bool{}
+	for _, s := range rs.bodies {
+		rs.reach(s, closed)
+	}
+	for _, s := range rs.registry.Map() {
+		if !closed[s] && s.AdditionalProperties == false {
+			s.AdditionalProperties = nil
+		}
+	}
+}
+
+// reach gathers the schemas that s is made of.
+func (rs *routes) reach(s *huma.Schema, found map[*huma.Schema]bool) {
+	if s = rs.resolved(s); found[s] {
+		return
+	}
+	found[s] = true
+	for _, p := range s.Properties {
+		rs.reach(p, found)
+	}
+	if s.Items != nil {
+		rs.reach(s.Items, found)
 	}
 }

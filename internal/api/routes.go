@@ -4,6 +4,7 @@ import (
 	"context"
 	"math"
 	"net/http"
+	"path"
 	"reflect"
 	"slices"
 	"strconv"
@@ -59,6 +60,8 @@ type Keyed struct {
 	IdempotencyKey string `json:"idempotencyKey,omitempty" maxLength:"255" doc:"The same key and body again get the first answer and have no second effect"`
 }
 
+func (k *Keyed) key() string { return k.IdempotencyKey }
+
 // in is what a handler gets of a request.
 type in[B any] struct {
 	r    *http.Request
@@ -75,7 +78,7 @@ type routes struct {
 	s        *server
 	registry huma.Registry
 	ops      []*huma.Operation
-	patterns []string
+	bodies   []*huma.Schema
 }
 
 func newRoutes(s *server) *routes {
@@ -91,6 +94,7 @@ func handle[B, A any](rs *routes, rt route, do func(ctx context.Context, req *in
 	var schema *huma.Schema
 	if body != reflect.TypeFor[none]() {
 		schema = rs.registry.Schema(body, true, "")
+		rs.bodies = append(rs.bodies, schema)
 		op.RequestBody = &huma.RequestBody{
 			Required: len(rs.resolved(schema).Required) > 0,
 			Content:  map[string]*huma.MediaType{"application/json": {Schema: schema}},
@@ -113,9 +117,10 @@ func handle[B, A any](rs *routes, rt route, do func(ctx context.Context, req *in
 		if req.num, err = numbers(rt, r); err != nil {
 			return err
 		}
-		if rt.upload != "" {
+		if r.Body != http.NoBody {
 			r.Body = &steady{r.Body, http.NewResponseController(w), rs.s.ReadTimeout}
-		} else {
+		}
+		if rt.upload == "" {
 			r.Body = http.MaxBytesReader(w, r.Body, rt.limit)
 		}
 		if req.idem, err = decode(rs.registry, schema, rt, r, &req.body); err != nil {
@@ -148,10 +153,8 @@ func (rs *routes) raw(rt route, content string, do func(http.ResponseWriter, *ht
 }
 
 func (rs *routes) add(rt route, op *huma.Operation, do func(http.ResponseWriter, *http.Request) error) {
-	pattern := rt.method + " " + rt.path
 	rs.ops = append(rs.ops, op)
-	rs.patterns = append(rs.patterns, pattern)
-	rs.s.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+	rs.s.mux.HandleFunc(rt.method+" "+rt.path, func(w http.ResponseWriter, r *http.Request) {
 		if err := do(w, r); err != nil {
 			rs.s.fail(w, r, err)
 		}
@@ -226,13 +229,24 @@ func (p param) schema() *huma.Schema {
 	return &huma.Schema{Type: typ, Enum: p.enum, Minimum: p.min, Maximum: p.max}
 }
 
+// pattern is the route a request takes, empty where there is none. The mux
+// would redirect a path such as //runs to where it might have meant to go, with
+// an answer in HTML; here it is no route.
+func (s *server) pattern(r *http.Request) string {
+	if path.Clean(r.URL.Path) != r.URL.Path {
+		return ""
+	}
+	_, pattern := s.mux.Handler(r)
+	return pattern
+}
+
 // allowed lists the methods that a path has, empty where it is no route.
 func (s *server) allowed(r *http.Request) string {
 	var has []string
 	for _, method := range methods {
 		other := r.Clone(r.Context())
 		other.Method = method
-		if _, pattern := s.mux.Handler(other); pattern != "" {
+		if s.pattern(other) != "" {
 			has = append(has, method)
 		}
 	}

@@ -106,7 +106,7 @@ func working(calls *[]any) *fake {
 			note("answer", id, requestID, decision, feedback)
 			return aPermission, nil
 		},
-		exec: func(id string, r swarm.ExecRequest) (swarm.ExecAnswer, error) {
+		exec: func(_ ctx, id string, r swarm.ExecRequest) (swarm.ExecAnswer, error) {
 			note("exec", id, len(r.Command), r.Env["A"], r.TimeoutSec)
 			return swarm.ExecAnswer{ExitCode: 3, Stdout: "o"}, nil
 		},
@@ -222,6 +222,11 @@ func TestRoutes(t *testing.T) {
 			t.Errorf("%s is documented and not tried", route)
 		}
 		delete(seen, route)
+	}
+	if doc.at("components", "schemas", "PromptBody", "additionalProperties") != false ||
+		doc.at("components", "schemas", "Image", "additionalProperties") != false ||
+		doc.at("components", "schemas", "AgentView", "additionalProperties") != nil {
+		t.Error("bodies must be closed in the document, answers open")
 	}
 	for route := range seen {
 		t.Errorf("%s is served and not documented", route)
