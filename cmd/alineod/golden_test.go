@@ -20,6 +20,10 @@ func TestOutput(t *testing.T) {
 	if err := os.WriteFile(specFile, []byte(`{"harness":"scripted","checkpoint":true}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	emptyFile := filepath.Join(dir, "alineod.yaml")
+	if err := os.WriteFile(emptyFile, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for name, args := range map[string][]string{
 		"run":                {"run", specFile, "-p", "count", "--name", "fixer"},
 		"run-wait":           {"run", specFile, "-p", "count", "--wait"},
@@ -54,7 +58,7 @@ func TestOutput(t *testing.T) {
 		"health":             {"health", "--ready"},
 		"version":            {"version"},
 		"spec-check":         {"spec", "check", specFile},
-		"config-check":       {"config", "check", "--state-dir", "/s", "--listen", "127.0.0.1:1"},
+		"config-check":       {"config", "check", "--config", emptyFile, "--state-dir", "/s", "--listen", "127.0.0.1:1"},
 	} {
 		for _, form := range []string{"text", "json"} {
 			t.Run(name+"/"+form, func(t *testing.T) {
