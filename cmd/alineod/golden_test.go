@@ -2,6 +2,9 @@ package main
 
 import (
 	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -28,7 +31,7 @@ func TestOutput(t *testing.T) {
 		"run":                {"run", specFile, "-p", "count", "--name", "fixer"},
 		"run-wait":           {"run", specFile, "-p", "count", "--wait"},
 		"run-follow":         {"run", specFile, "-p", "count", "--follow"},
-		"run-quiet":          {"run", specFile, "-q"},
+		"run-quiet":          {"run", specFile, "-q", "--idempotency-key", "k1"},
 		"ps":                 {"ps"},
 		"ps-all":             {"ps", "-a"},
 		"inspect":            {"inspect", "11aa"},
@@ -99,6 +102,19 @@ func TestExport(t *testing.T) {
 	// What cannot be had leaves no file behind.
 	if got := f.run("checkpoint", "export", agent1, "8", "-o", filepath.Join(dir, "none.tar")); got.code != exitNotFound {
 		t.Errorf("of a turn without one: %+v", got)
+	}
+	// Nor does an archive that breaks off.
+	host := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		io.WriteString(w, "half a")
+		http.NewResponseController(w).Flush()
+		panic(http.ErrAbortHandler)
+	}))
+	defer host.Close()
+	for _, to := range []string{filepath.Join(dir, "half.tar"), "-"} {
+		got := command(t, host.URL, "", clockwork.NewRealClock(), "checkpoint", "export", agent1, "3", "-o", to)
+		if got.code != exitFailed || !strings.Contains(got.err, "exporting the checkpoint") {
+			t.Errorf("broken off, to %s: %+v", to, got)
+		}
 	}
 	if left, _ := os.ReadDir(dir); len(left) != 1 {
 		t.Errorf("the directory has %v", left)
