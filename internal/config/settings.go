@@ -70,7 +70,7 @@ const FlagConfig = "config"
 // underscore stands for all that begin with it.
 var otherVars = []string{
 	EnvConfig,
-	EnvPrefix + "URL",       // the address a client command talks to
+	EnvPrefix + "HOST",      // the address a client command talks to
 	EnvPrefix + "TOKEN",     // the token a client command sends
 	EnvPrefix + "FAILPOINT", // arms a crash point in builds that have them
 	EnvPrefix + "TEST_",     // the test suite's own

@@ -161,13 +161,46 @@ func (f *findings) checkCheckpoint(c *Checkpoint) {
 		if f.has(at) {
 			continue
 		}
-		if _, err := path.Match(p, ""); p == "" || err != nil {
-			f.problem(at, "%q is not a pattern; *, ? and [a-z] are known", p)
-			continue
+		if why := checkPattern(p); why != "" {
+			f.problem(at, "%q %s", p, why)
 		}
-		f.place(at, p)
 	}
 	f.between("checkpoint.retain", c.Retain, 1, maxRetain)
+}
+
+// checkPattern says what is wrong with a pattern of what a checkpoint leaves
+// out; empty where nothing is. The rules are those of the archive that applies
+// it, which a test holds this to: what is accepted here must not fail there,
+// after a turn.
+func checkPattern(p string) string {
+	switch {
+	case p == "":
+		return "is empty"
+	case len(p) > maxPath:
+		return "is too long"
+	case strings.ContainsRune(p, 0):
+		return "contains a NUL character"
+	case p[0] == '!':
+		return "negates, which is not possible"
+	}
+	body := strings.TrimPrefix(strings.TrimSuffix(p, "/"), "/")
+	for name := range strings.SplitSeq(body, "/") {
+		switch name {
+		case "":
+			return "has an empty name between slashes"
+		case ".", "..":
+			return "must not contain . or .. as a name"
+		case "**":
+			continue
+		}
+		if strings.Contains(name, "**") {
+			return "has ** that is not a whole name"
+		}
+		if _, err := path.Match(name, ""); err != nil {
+			return "has an unfinished [ or \\"
+		}
+	}
+	return ""
 }
 
 // place checks a path of the sandbox: absolute, or below the home directory.

@@ -3,6 +3,7 @@ package spec_test
 import (
 	"bytes"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
@@ -10,18 +11,22 @@ import (
 	"github.com/alineod/alineod/internal/spec"
 )
 
-// againstSchema is the schema's verdict on a document.
-func againstSchema(t *testing.T, text string) error {
-	t.Helper()
+var compiled = sync.OnceValues(func() (*jsonschema.Schema, error) {
 	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(spec.Schema()))
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	c := jsonschema.NewCompiler()
 	if err := c.AddResource(spec.SchemaID, doc); err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
-	compiled, err := c.Compile(spec.SchemaID)
+	return c.Compile(spec.SchemaID)
+})
+
+// againstSchema is the schema's verdict on a document.
+func againstSchema(t *testing.T, text string) error {
+	t.Helper()
+	schema, err := compiled()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -29,7 +34,7 @@ func againstSchema(t *testing.T, text string) error {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return compiled.Validate(value)
+	return schema.Validate(value)
 }
 
 // TestSchemaAgreesWithParse holds the two verdicts against each other.

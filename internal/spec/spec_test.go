@@ -80,7 +80,7 @@ func TestParseTellsAllProblemsAtOnce(t *testing.T) {
 		"checkpoint.paths[0]":   "absolute",
 		"checkpoint.paths[1]":   "whole file system",
 		"checkpoint.paths[2]":   "/proc",
-		"checkpoint.exclude[0]": "pattern",
+		"checkpoint.exclude[0]": "unfinished [",
 		"checkpoint.exclude[1]": "must be a string, not a number",
 		"checkpoint.retain":     "from 1 to 100",
 		"onInterrupt":           "must be one of idle, retry, retry-always",
