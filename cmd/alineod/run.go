@@ -62,6 +62,7 @@ the run's events, until the agent's turn has ended.` + exits(exitsTurn),
 		if err != nil {
 			return err
 		}
+		// The run goes on whatever happens to this client from here on.
 		for _, w := range started.Warnings {
 			a.say("warning: %s", line(w.String()))
 		}
@@ -85,6 +86,7 @@ type startedAndEnded struct {
 }
 
 func (a *app) waitRun(ctx context.Context, c *client.Client, started swarm.StartRunAnswer, timeout time.Duration) error {
+	// With --json there is one document at the end, id and result together.
 	if !a.json {
 		// At once: whoever interrupts the wait needs the id.
 		if _, err := fmt.Fprintln(a.out, started.RootAgentID); err != nil {

@@ -164,6 +164,28 @@ func TestFollowEndsByOutcome(t *testing.T) {
 	}
 }
 
+// A stream that is lost, and a daemon that is away, are said once and outlived.
+func TestFollowOutlivesTheDaemon(t *testing.T) {
+	t.Parallel()
+	host := newFake(t, everything())
+	host.routes["GET /runs/"+run1+"/events"] = []answer{
+		{body: "id: 1\nevent: run.started\ndata: {}\n\n"},
+		{503, `{"error":"recovering"}`}, {503, `{"error":"recovering"}`},
+		{body: events},
+	}
+	// The waits are real: 0.7 s together.
+	got := command(t, host.url, "{}", clockwork.NewRealClock(), "run", "-", "-p", "x", "--follow")
+	if want := "warning: colour: is unknown\nthe connection to the daemon was lost; trying again\n"; got.code != exitOK || got.err != want {
+		t.Errorf("%+v", got)
+	}
+	if n := strings.Count(got.out, "run.started"); n != 1 {
+		t.Errorf("run.started was printed %d times:\n%s", n, got.out)
+	}
+	if n := strings.Count(got.out, "handle.settled"); n != 1 {
+		t.Errorf("handle.settled was printed %d times:\n%s", n, got.out)
+	}
+}
+
 func TestFollowTimesOut(t *testing.T) {
 	t.Parallel()
 	opened := make(chan struct{})
