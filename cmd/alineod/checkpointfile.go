@@ -55,6 +55,8 @@ file, which is complete or not there.` + exits("  0    written\n  4    no such a
 		}
 		defer archive.Close()
 		if file == "-" {
+			// What has gone out cannot be taken back: only the exit code tells
+			// a pipe that the tar is cut short.
 			if _, err := io.Copy(a.out, archive); err != nil {
 				return fmt.Errorf("exporting the checkpoint: %w", err)
 			}

@@ -60,6 +60,7 @@ stderr, as it is and when it has ended. The exit code is the command's own, with
 			return err
 		}
 		if err := a.print(answer, func(w io.Writer) {
+			// As it is: what a command writes may be no text at all.
 			io.WriteString(w, answer.Stdout) // w remembers its error
 			io.WriteString(a.err, answer.Stderr)
 		}); err != nil {

@@ -81,6 +81,7 @@ func (a *app) report(cmd *cobra.Command, err error) int {
 	if code == exitFailed && own == nil && cmd != nil && !cmd.HasParent() {
 		code = exitUsage
 	}
+	// Who interrupts a command knows that it was interrupted.
 	if code == exitInterrupted {
 		return code
 	}
@@ -90,6 +91,7 @@ func (a *app) report(cmd *cobra.Command, err error) int {
 
 func exitCode(err error) int {
 	var own *exitError
+	// No daemon comes before the kinds of its answers: there was none.
 	switch {
 	case errors.As(err, &own):
 		return own.code

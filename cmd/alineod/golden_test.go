@@ -2,6 +2,9 @@ package main
 
 import (
 	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -20,11 +23,15 @@ func TestOutput(t *testing.T) {
 	if err := os.WriteFile(specFile, []byte(`{"harness":"scripted","checkpoint":true}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	emptyFile := filepath.Join(dir, "alineod.yaml")
+	if err := os.WriteFile(emptyFile, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for name, args := range map[string][]string{
 		"run":                {"run", specFile, "-p", "count", "--name", "fixer"},
 		"run-wait":           {"run", specFile, "-p", "count", "--wait"},
 		"run-follow":         {"run", specFile, "-p", "count", "--follow"},
-		"run-quiet":          {"run", specFile, "-q"},
+		"run-quiet":          {"run", specFile, "-q", "--idempotency-key", "k1"},
 		"ps":                 {"ps"},
 		"ps-all":             {"ps", "-a"},
 		"inspect":            {"inspect", "11aa"},
@@ -54,7 +61,7 @@ func TestOutput(t *testing.T) {
 		"health":             {"health", "--ready"},
 		"version":            {"version"},
 		"spec-check":         {"spec", "check", specFile},
-		"config-check":       {"config", "check", "--state-dir", "/s", "--listen", "127.0.0.1:1"},
+		"config-check":       {"config", "check", "--config", emptyFile, "--state-dir", "/s", "--listen", "127.0.0.1:1"},
 	} {
 		for _, form := range []string{"text", "json"} {
 			t.Run(name+"/"+form, func(t *testing.T) {
@@ -95,6 +102,19 @@ func TestExport(t *testing.T) {
 	// What cannot be had leaves no file behind.
 	if got := f.run("checkpoint", "export", agent1, "8", "-o", filepath.Join(dir, "none.tar")); got.code != exitNotFound {
 		t.Errorf("of a turn without one: %+v", got)
+	}
+	// Nor does an archive that breaks off.
+	host := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		io.WriteString(w, "half a")
+		http.NewResponseController(w).Flush()
+		panic(http.ErrAbortHandler)
+	}))
+	defer host.Close()
+	for _, to := range []string{filepath.Join(dir, "half.tar"), "-"} {
+		got := command(t, host.URL, "", clockwork.NewRealClock(), "checkpoint", "export", agent1, "3", "-o", to)
+		if got.code != exitFailed || !strings.Contains(got.err, "exporting the checkpoint") {
+			t.Errorf("broken off, to %s: %+v", to, got)
+		}
 	}
 	if left, _ := os.ReadDir(dir); len(left) != 1 {
 		t.Errorf("the directory has %v", left)

@@ -89,6 +89,7 @@ func (l *log) print(ev client.Event) error {
 	if err := json.Unmarshal(ev.Data, &whose); err != nil {
 		return fmt.Errorf("event %d: %w", ev.Seq, err)
 	}
+	// A run's stream has the events of all its agents.
 	if l.agent != "" && whose.AgentID != l.agent {
 		return nil
 	}
@@ -129,7 +130,7 @@ func (l *log) stored(ctx context.Context, c *client.Client, run string, after in
 			return nil
 		case ev.Comment != "":
 			continue
-		case ev.Seq > view.AsOf:
+		case ev.Seq > view.AsOf: // it came to be after the look
 			return nil
 		}
 		watch.Reset(quiet)
@@ -167,6 +168,7 @@ func (a *app) followTurn(ctx context.Context, c *client.Client, run, agent strin
 		if err := l.print(ev); err != nil {
 			return err
 		}
+		// An agent that cannot work at all ends without a turn's end.
 		if ev.Name != ledger.HandleSettled && ev.Name != ledger.AgentEnded {
 			continue
 		}

@@ -21,6 +21,7 @@ func whole(kind, id string) bool { return len(id) >= fullID && ids.Valid(kind, i
 
 // agentID completes an abbreviated agent's id.
 func agentID(ctx context.Context, c *client.Client, id string) (string, error) {
+	// Scripts use whole ids: no list of all agents for them.
 	if whole(ids.Agent, id) {
 		return id, nil
 	}
@@ -84,7 +85,7 @@ func complete(what, prefix string, known []string) (string, error) {
 	for _, id := range slices.Compact(known) {
 		_, digits, _ := strings.Cut(id, "_")
 		switch {
-		case id == prefix:
+		case id == prefix: // even where it begins another
 			return id, nil
 		case strings.HasPrefix(id, prefix), strings.HasPrefix(digits, prefix):
 			found = append(found, id)

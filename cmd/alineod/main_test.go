@@ -108,8 +108,11 @@ func command(t *testing.T, host, stdin string, clock clockwork.Clock, args ...st
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	code := a.execute(ctx, args)
-	hide := strings.NewReplacer(host, "http://DAEMON")
-	return ran{code, hide.Replace(out.String()), hide.Replace(errs.String())}
+	hide := func(s string) string { return s }
+	if host != "" {
+		hide = strings.NewReplacer(host, "http://DAEMON").Replace
+	}
+	return ran{code, hide(out.String()), hide(errs.String())}
 }
 
 func (f *fake) run(args ...string) ran {

@@ -19,6 +19,7 @@ func (a *app) print(data any, readable func(w io.Writer)) error {
 		return w.err
 	}
 	out := json.NewEncoder(a.out)
+	// The output is for programs and shells, not for a page.
 	out.SetEscapeHTML(false)
 	out.SetIndent("", "  ")
 	if err := out.Encode(data); err != nil {
@@ -101,6 +102,7 @@ func text(s string) string {
 // visible drops control characters and those that only turn the direction of
 // others.
 func visible(r rune) rune {
+	// C1 controls are controls too: some terminals obey them.
 	if r == unicode.ReplacementChar || unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) {
 		return -1
 	}

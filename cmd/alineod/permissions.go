@@ -71,6 +71,8 @@ unique prefix.` + exits("  0    decided\n  4    no such agent or request\n  5   
 		if err != nil {
 			return err
 		}
+		// Ids of requests are the harness's own and long; a person types the
+		// beginning of one.
 		asked, err := c.Permissions(ctx, id)
 		if err != nil {
 			return err

@@ -19,6 +19,7 @@ type promptedAndEnded struct {
 
 func promptCommand(a *app) *cobra.Command {
 	var wait bool
+	var key string
 	var timeout time.Duration
 	cmd := &cobra.Command{
 		Use:   "prompt AGENT TEXT",
@@ -29,6 +30,7 @@ queued. Prints the turn's id, or with --wait its result.` + exits(exitsTurn+"\n 
 		ValidArgsFunction: a.completeAgent(),
 	}
 	cmd.Flags().BoolVarP(&wait, "wait", "w", false, "print the turn's result when it has ended")
+	cmd.Flags().StringVar(&key, "idempotency-key", "", idempotencyHelp)
 	cmd.Flags().DurationVar(&timeout, "timeout", 0, "with --wait: wait no longer (0: for ever)")
 	cmd.RunE = a.with(func(ctx context.Context, c *client.Client, args []string) error {
 		said, err := a.textOf(args[1])
@@ -42,7 +44,7 @@ queued. Prints the turn's id, or with --wait its result.` + exits(exitsTurn+"\n 
 		if err != nil {
 			return err
 		}
-		asked, err := c.Prompt(ctx, id, client.PromptRequest{Text: said})
+		asked, err := c.Prompt(ctx, id, client.PromptRequest{Text: said, IdempotencyKey: key})
 		if err != nil {
 			return err
 		}

@@ -11,7 +11,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// finalStates are those an agent does not leave. `ps` leaves such agents out.
+// finalStates are those an agent does not leave. `ps` leaves such agents out;
+// stopped, crashed and lost ones can come back, and stay in the list.
 var finalStates = []string{"aborted", "purged"}
 
 // agentList is the --json output of ps.

@@ -29,6 +29,8 @@ func resultCommand(a *app) *cobra.Command {
 		if err != nil {
 			return err
 		}
+		// The first look is not a wait: without a daemon the user is told at
+		// once, while a wait that has begun outlives the daemon.
 		result, err := c.Result(ctx, id, 0)
 		if err != nil {
 			return err

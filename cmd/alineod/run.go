@@ -20,7 +20,7 @@ const exitsTurn = `  0    accepted; with --wait or --follow: the turn ended with
   124  the turn had not ended within --timeout`
 
 func runCommand(a *app) *cobra.Command {
-	var prompt, name string
+	var prompt, name, key string
 	var follow, wait bool
 	var timeout time.Duration
 	cmd := &cobra.Command{
@@ -39,6 +39,7 @@ the run's events, until the agent's turn has ended.` + exits(exitsTurn),
 	flags.StringVar(&name, "name", "", "name of the agent, instead of the spec's")
 	flags.BoolVarP(&follow, "follow", "f", false, "print events until the turn has ended")
 	flags.BoolVarP(&wait, "wait", "w", false, "print the turn's result when it has ended")
+	flags.StringVar(&key, "idempotency-key", "", idempotencyHelp)
 	flags.DurationVar(&timeout, "timeout", 0, "with --wait or --follow: wait no longer (0: for ever)")
 	cmd.RunE = a.with(func(ctx context.Context, c *client.Client, args []string) error {
 		if follow && wait {
@@ -57,10 +58,11 @@ the run's events, until the agent's turn has ended.` + exits(exitsTurn),
 		if (follow || wait) && prompt == "" {
 			return usage("--wait and --follow need a prompt: without one there is no turn")
 		}
-		started, err := c.StartRun(ctx, client.RunRequest{Spec: spec, Prompt: prompt})
+		started, err := c.StartRun(ctx, client.RunRequest{Spec: spec, Prompt: prompt, IdempotencyKey: key})
 		if err != nil {
 			return err
 		}
+		// The run goes on whatever happens to this client from here on.
 		for _, w := range started.Warnings {
 			a.say("warning: %s", line(w.String()))
 		}
@@ -75,6 +77,8 @@ the run's events, until the agent's turn has ended.` + exits(exitsTurn),
 	return cmd
 }
 
+const idempotencyHelp = "the same key and request again get the first answer and do nothing more"
+
 // startedAndEnded is the --json output of run --wait.
 type startedAndEnded struct {
 	swarm.StartRunAnswer
@@ -82,6 +86,7 @@ type startedAndEnded struct {
 }
 
 func (a *app) waitRun(ctx context.Context, c *client.Client, started swarm.StartRunAnswer, timeout time.Duration) error {
+	// With --json there is one document at the end, id and result together.
 	if !a.json {
 		// At once: whoever interrupts the wait needs the id.
 		if _, err := fmt.Fprintln(a.out, started.RootAgentID); err != nil {

@@ -10,6 +10,9 @@ import (
 	"github.com/spf13/cobra"
 )
 
+// stopModes in the order of what they leave. The command's default is not the
+// API's: a person who types "stop" must not lose a sandbox by it, while older
+// clients of the API expect that it is deleted.
 var stopModes = []string{client.StopAbort, client.StopDrain, client.StopKeep}
 
 func stopCommand(a *app) *cobra.Command {

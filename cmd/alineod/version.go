@@ -12,8 +12,10 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// shortWait is how long a daemon may take to say that it is there.
-const shortWait = 5 * time.Second
+// shortWait is how long a daemon may take to say that it is there. It is below
+// the five seconds after which health checks commonly end their command, so
+// that the reason is still told.
+const shortWait = 3 * time.Second
 
 // versions is the --json output of version. Daemon is what the daemon says of
 // itself, null where none answers.
