@@ -401,15 +401,16 @@ func TestSlowReader(t *testing.T) {
 	b := start(t, "serve", args)
 	c := b.ready(t, nil)
 	before := rss(t, b.cmd.Process.Pid)
-	deliver(t, c, "t_1", "flood 20000\ndeltas 5000\nsay end")
+	deliver(t, c, "t_1", "flood 40000\ndeltas 5000\nsay end")
 	if err := c.Drain(testContext(t)); err != nil {
 		t.Fatal(err)
 	}
 	h, err := c.Status(testContext(t))
-	if err != nil || h.Head < 25000 {
+	if err != nil || h.Head < 45000 {
 		t.Fatalf("%+v, %v", h, err)
 	}
-	if grown := rss(t, b.cmd.Process.Pid) - before; grown > 16<<20 {
+	// 44 MiB were said. The race detector alone takes some 16.
+	if grown := rss(t, b.cmd.Process.Pid) - before; grown > 30<<20 {
 		t.Errorf("bridge grew by %d MiB", grown>>20)
 	}
 	last, dropped, messages := int64(0), int64(0), 0
@@ -431,7 +432,7 @@ func TestSlowReader(t *testing.T) {
 			messages += len(said([]bridge.Record{r}))
 		}
 	}
-	if dropped == 0 || int64(messages)+dropped < 20001 {
+	if dropped == 0 || int64(messages)+dropped < 40001 {
 		t.Errorf("%d messages read, %d records dropped", messages, dropped)
 	}
 	if h.Oldest <= 1 {
