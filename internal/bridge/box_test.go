@@ -78,21 +78,26 @@ func (l *logs) follow(r io.Reader) {
 // await waits until text was logged n times.
 func (l *logs) await(t *testing.T, text string, n int) {
 	t.Helper()
-	deadline := time.After(patience)
+	if !l.within(patience, text, n) {
+		t.Fatalf("%q was not logged %d times:\n%s", text, n, l)
+	}
+}
+
+// within says whether text is logged n times before d is over or the process
+// ends.
+func (l *logs) within(d time.Duration, text string, n int) bool {
+	deadline := time.After(d)
 	for {
 		l.mu.Lock()
 		count, grew, done := strings.Count(l.buf.String(), text), l.grew, l.done
 		l.mu.Unlock()
-		if count >= n {
-			return
-		}
-		if done {
-			t.Fatalf("process ended before %q was logged %d times:\n%s", text, n, l)
+		if count >= n || done {
+			return count >= n
 		}
 		select {
 		case <-grew:
 		case <-deadline:
-			t.Fatalf("%q was not logged %d times:\n%s", text, n, l)
+			return false
 		}
 	}
 }

@@ -338,11 +338,6 @@ func TestLines(t *testing.T) {
 	if diagnostics != 2 {
 		t.Errorf("%d diagnostics, want one for the endless line, one for the garbage", diagnostics)
 	}
-	h, err := c.Status(testContext(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_ = h
 	tail, err := c.Stderr(testContext(t))
 	if err != nil || len(tail) > 64<<10 || !strings.HasSuffix(tail, "end\n") {
 		t.Errorf("stderr of %d bytes, %v", len(tail), err)

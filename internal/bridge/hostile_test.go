@@ -11,10 +11,13 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/jonboulle/clockwork"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 
 	"github.com/alineod/alineod/internal/bridge"
 	"github.com/alineod/alineod/internal/harness"
@@ -281,25 +284,22 @@ func TestInProcess(t *testing.T) {
 	args := newArgs(t)
 	ctx, stop := context.WithCancel(context.Background())
 	served := make(chan error, 1)
+	r, w := io.Pipe()
+	log := zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(zap.NewProductionEncoderConfig()), zapcore.AddSync(w), zapcore.InfoLevel))
+	lines := &logs{grew: make(chan struct{})}
+	var reading sync.WaitGroup
+	reading.Go(func() { lines.follow(r) })
+	defer reading.Wait()
+	defer w.Close()
 	go func() {
 		served <- bridge.Serve(ctx, bridge.ServerConfig{
-			SandboxID: args.SandboxID, Dir: args.Dir, Home: args.Home, Self: self(t), InProcess: true, Harnesses: findFake,
+			SandboxID: args.SandboxID, Dir: args.Dir, Home: args.Home, Self: self(t), InProcess: true, Harnesses: findFake, Log: log,
 		})
 	}()
-	var c *bridge.Client
-	for c == nil {
-		conn, err := bridge.Dial(testContext(t), args.Dir)
-		if err != nil {
-			select {
-			case err := <-served:
-				t.Fatal(err)
-			case <-time.After(time.Millisecond):
-			}
-			continue
-		}
-		if c, err = bridge.Connect(testContext(t), conn, args.SandboxID); err != nil {
-			t.Fatal(err)
-		}
+	lines.await(t, "bridge serves", 1)
+	c, err := bridge.Connect(testContext(t), dialSocket(t, args.Dir), args.SandboxID)
+	if err != nil {
+		t.Fatal(err)
 	}
 	defer c.Close()
 	if err := c.Subscribe(testContext(t), 0); err != nil {

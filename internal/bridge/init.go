@@ -22,9 +22,9 @@ const exitFile = "bridge-exit.json"
 
 const (
 	// kickQuiet: a kick that comes within this time of a bridge's start is
-	// taken for the one that started it. A bridge needs longer than that to be
-	// found silent.
-	kickQuiet = 500 * time.Millisecond
+	// taken for the one that started it: on a busy machine a bridge may need as
+	// long to listen, and to be found silent takes longer (HelloTimeout).
+	kickQuiet = 2 * time.Second
 	// DefaultEndGrace is what a bridge gets to stop its harness and end.
 	DefaultEndGrace = 8 * time.Second
 )

@@ -13,9 +13,9 @@ import (
 )
 
 // lineage knows which processes belong to the sandbox's harness: those that
-// descend from the bridge or from the sandbox's first process, and those that
-// bear the marks. A process that is neither is never touched; on a host that
-// is shared with others that is everybody else.
+// descend from this process, and those that bear the marks. A process that is
+// neither is never touched; on a host that is shared with others that is
+// everybody else.
 type lineage struct {
 	sandboxID string
 	clock     clockwork.Clock
@@ -47,10 +47,14 @@ func (l lineage) ours(table map[int]proc, p proc) bool {
 	if p.pid == self || p.pid == first || descends(table, self, p.pid) {
 		return false
 	}
-	if !l.shared && (descends(table, p.pid, self) || first != 0 && descends(table, p.pid, first)) {
+	if !l.shared && descends(table, p.pid, self) {
 		return true
 	}
-	return marked(p.pid, l.sandboxID)
+	// What an earlier bridge had below it is below the first process now, but
+	// so is what others ran in the sandbox and left: the marks tell, and where
+	// they cannot be read, another user's process is taken for the harness's.
+	yes, hidden := marked(p.pid, l.sandboxID)
+	return yes || hidden && first != 0 && descends(table, p.pid, first)
 }
 
 // leftovers lists the living processes of the harness.

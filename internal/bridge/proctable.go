@@ -88,11 +88,13 @@ func descends(table map[int]proc, pid, root int) bool {
 	return false
 }
 
-// marked says whether pid bears the marks of a harness of the sandbox.
-func marked(pid int, sandboxID string) bool {
+// marked says whether pid bears the marks of a harness of the sandbox. hidden
+// says that it could not be told: even root may not read the environment of
+// another user's process in a container.
+func marked(pid int, sandboxID string) (yes, hidden bool) {
 	env, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
 	if err != nil {
-		return false
+		return false, errors.Is(err, os.ErrPermission)
 	}
 	var sandbox, harness bool
 	for _, v := range bytes.Split(env, []byte{0}) {
@@ -103,7 +105,7 @@ func marked(pid int, sandboxID string) bool {
 			harness = true
 		}
 	}
-	return sandbox && harness
+	return sandbox && harness, false
 }
 
 // signalProc signals exactly the process that p was read from: one that got
