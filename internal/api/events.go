@@ -134,6 +134,12 @@ func pump(ctx context.Context, from Stream, to chan<- swarm.StreamEvent) error {
 
 func writeEvent(out *patient, e swarm.StreamEvent) error {
 	var b bytes.Buffer
+	if e.Event == "" { // all that was stored has been sent
+		if _, err := out.Write([]byte(": live\n\n")); err != nil {
+			return err
+		}
+		return out.flush()
+	}
 	if e.Seq > 0 {
 		fmt.Fprintf(&b, "id: %d\n", e.Seq)
 	}

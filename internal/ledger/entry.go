@@ -3,6 +3,7 @@ package ledger
 import (
 	"bytes"
 	"encoding/json"
+	"strconv"
 	"fmt"
 )
 
@@ -80,6 +81,9 @@ func (e Event) Data() json.RawMessage {
 			continue
 		}
 		all[id[0]] = b
+	}
+	if _, there := all["ts"]; !there && e.TS != 0 {
+		all["ts"] = json.RawMessage(strconv.FormatInt(e.TS, 10))
 	}
 	b, err := json.Marshal(all)
 	if err != nil {

@@ -87,27 +87,50 @@ func (s *Swarm) Follow(after int64, runID string) *Stream {
 	st := &Stream{s: s, runID: runID, passing: make(chan StreamEvent, passingSize), stored: make(chan []ledger.Event),
 		ended: make(chan error, 1), cancel: cancel}
 	s.live.add(st)
-	f := s.Ledger.Follow(after, ledger.EventFilter{RunID: runID, Bodies: true})
+	now := s.Ledger.LastSeq()
 	st.work.Go(func() {
-		defer f.Close()
-		for {
-			events, err := f.Next(ctx)
-			if err != nil {
-				st.ended <- err
-				return
-			}
-			select {
-			case st.stored <- events:
-			case <-ctx.Done():
-				st.ended <- ctx.Err()
-				return
-			}
+		err := st.feed(ctx, after, now)
+		if errors.Is(err, ledger.ErrClosed) && ctx.Err() == nil { // up to now, that is
+			err = st.send(ctx, nil)
 		}
+		if err == nil {
+			err = st.feed(ctx, max(after, now), 0)
+		}
+		st.ended <- err
 	})
 	return st
 }
 
-// Next waits for the next event. It is io.EOF when the daemon is stopping or
+// feed hands over what is stored after a position, up to another one (0: for
+// ever), which ends it with ledger.ErrClosed.
+func (st *Stream) feed(ctx context.Context, after, upto int64) error {
+	if upto > 0 && after >= upto {
+		return ledger.ErrClosed
+	}
+	f := st.s.Ledger.Follow(after, ledger.EventFilter{RunID: st.runID, Upto: upto, Bodies: true})
+	defer f.Close()
+	for {
+		events, err := f.Next(ctx)
+		if err != nil {
+			return err
+		}
+		if err := st.send(ctx, events); err != nil {
+			return err
+		}
+	}
+}
+
+func (st *Stream) send(ctx context.Context, events []ledger.Event) error {
+	select {
+	case st.stored <- events:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Next waits for the next event. A zero event says, once, that all that was
+// stored when the stream began has been yielded. The error is io.EOF when the daemon is stopping or
 // the stream was closed.
 func (st *Stream) Next(ctx context.Context) (StreamEvent, error) {
 	for {
@@ -118,6 +141,9 @@ func (st *Stream) Next(ctx context.Context) (StreamEvent, error) {
 		}
 		select {
 		case events := <-st.stored:
+			if events == nil {
+				return StreamEvent{}, nil
+			}
 			for i := range events {
 				if ledger.Public(events[i].Event) {
 					st.ready = append(st.ready, StreamEvent{Seq: events[i].Seq, Event: events[i].Event, Data: events[i].Data()})
