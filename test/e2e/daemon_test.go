@@ -208,6 +208,15 @@ func (d *daemon) eventually(what string, ask func(context.Context) (bool, error)
 	}
 }
 
+// ready waits until every agent has been through the boot pass.
+func (d *daemon) ready() {
+	d.t.Helper()
+	d.eventually("the boot pass to be over", func(ctx context.Context) (bool, error) {
+		r, err := d.Ready(ctx)
+		return r.Ready, err
+	})
+}
+
 // run starts an agent and returns its id.
 func (d *daemon) run(spec, prompt string) string {
 	d.t.Helper()

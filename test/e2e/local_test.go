@@ -280,6 +280,7 @@ func TestCrashPointsOfRecovery(t *testing.T) {
 			d.launch("ALINEOD_FAILPOINT=" + point)
 			d.awaitDeath()
 			d.start()
+			d.ready()
 			after := d.await(a, swarm.StateDone)
 			if *after.SandboxID == *v.SandboxID {
 				t.Error("the agent claims the sandbox that is gone")
