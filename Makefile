@@ -17,7 +17,7 @@ RACE_PACKAGES = $(foreach r,$(RACE_ROOMS),$(if $(wildcard internal/$(r)/*_test.g
 
 STATICCHECK ?= $(shell command -v staticcheck || echo go run honnef.co/go/tools/cmd/staticcheck@v0.8.2)
 
-.PHONY: all build test images unit race demo lint deploy-check bench clean help
+.PHONY: all build test images unit failpoints race demo lint deploy-check bench clean help
 all: build
 
 ## build: the static binary bin/alineod
@@ -25,7 +25,7 @@ build:
 	go build -ldflags '$(LDFLAGS)' -o bin/alineod ./cmd/alineod
 
 ## test: everything; on Docker too where an engine answers
-test: build images unit race
+test: build images unit failpoints race
 
 ## images: the images of the tests, where a Docker Engine answers
 images:
@@ -36,6 +36,10 @@ images:
 ## unit: the tests, without the race detector
 unit:
 	go test -p $(P) -timeout $(TEST_TIMEOUT) ./...
+
+## failpoints: the crash points inside single rooms; test/e2e has those of the whole
+failpoints:
+	go test -tags failpoint -p $(P) -timeout $(TEST_TIMEOUT) -run 'TestKilledAtFailpoints|TestCrash$$|TestFailpoints' ./internal/ledger ./internal/checkpoint ./internal/bridge
 
 ## race: the rooms where goroutines meet, under the race detector
 race:

@@ -3,8 +3,8 @@ package ledger
 import (
 	"bytes"
 	"encoding/json"
-	"strconv"
 	"fmt"
+	"strconv"
 )
 
 // prepared is an entry with its JSON made, by the caller's goroutine.
