@@ -184,8 +184,18 @@ func (c *climb) climb(ctx context.Context, lim Limits) (*Outcome, error) {
 		if out != nil || err != nil {
 			return out, err
 		}
-		if errors.Is(c.last, runtime.ErrNotFound) {
-			info = nil // it went away under our hands
+		// It may have ended, or gone, under our hands: then what was tried
+		// failed for that reason, and the rung for that state is due.
+		before := info.State
+		c.Known = nil
+		if info, err = c.look(ctx); err != nil {
+			return nil, err
+		}
+		if info != nil && info.State == runtime.StateStopped && before != info.State {
+			out, err := c.climbStanding(ctx, lim, info)
+			if out != nil || err != nil {
+				return out, err
+			}
 		}
 	}
 	return c.restore(ctx, info == nil)

@@ -221,7 +221,11 @@ func (o *owner) happened(e runtime.Event) {
 		}
 		return
 	}
-	if o.task != nil || !needsSandbox(o.row.State) || o.row.StopMode != "" {
+	if o.task != nil {
+		o.relook = true
+		return
+	}
+	if !needsSandbox(o.row.State) || o.row.StopMode != "" {
 		return
 	}
 	o.log.Info("sandbox is gone or has ended", zap.String("sandbox", e.SandboxID), zap.String("event", string(e.Type)))

@@ -52,6 +52,7 @@ type owner struct {
 	done     chan func()
 	catching bool // the gap of the journal is being read: ends in it are old news
 	settled  bool // the paused sandbox was looked at
+	relook   bool // the runtime reported something during a task
 	from     recovery.Rung
 	gentle   bool
 	known    *runtime.Info
@@ -115,6 +116,9 @@ func (o *owner) run() {
 		case f := <-o.done:
 			o.task = nil
 			f()
+			if o.relook { // something happened meanwhile
+				o.relook, o.settled = false, false
+			}
 		case batch, ok := <-records:
 			if ok {
 				o.ingest(o.row.SandboxID, batch)
