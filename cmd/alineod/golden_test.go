@@ -127,7 +127,7 @@ func TestHelpNamesExitCodes(t *testing.T) {
 	for _, cmd := range root.Commands() {
 		sub := append(cmd.Commands(), cmd)
 		for _, c := range sub {
-			if c.HasSubCommands() || c.Name() == "help" || c.GroupID == "" && !c.Parent().HasParent() {
+			if c.HasSubCommands() || cmd.Hidden || c.Name() == "help" || c.GroupID == "" && !c.Parent().HasParent() {
 				continue
 			}
 			if !strings.Contains(c.Long, "Exit codes:") {

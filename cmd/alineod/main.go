@@ -80,7 +80,7 @@ Exit codes:
 	} {
 		addTo(root, groupDaemon, add(a))
 	}
-	addServerCommands(root)
+	addServerCommands(a, root)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage("%w", err) })
 	argumentsAreUsage(root)
 	return root

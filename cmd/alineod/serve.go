@@ -14,8 +14,10 @@ import (
 )
 
 // addServerCommands adds the commands that are no clients.
-func addServerCommands(root *cobra.Command) {
-	root.AddCommand(newServe(), newBridge(), newScripted(), newDemo())
+func addServerCommands(a *app, root *cobra.Command) {
+	addTo(root, groupDaemon, newServe())
+	addTo(root, groupDaemon, newDemo(a))
+	root.AddCommand(newBridge(), newScripted())
 }
 
 func newServe() *cobra.Command {
@@ -26,7 +28,7 @@ func newServe() *cobra.Command {
 it ends; the next start takes them up again.
 
 Settings come from flags, ALINEOD_… variables and the configuration file, in this
-order; "alineod config check" shows them.`,
+order; "alineod config check" shows them.` + exits("  0    it ended on a signal, everything written\n  1    it could not start, or the ledger could not be written\n  2    a setting is wrong"),
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(c.Context(), syscall.SIGTERM, syscall.SIGINT)

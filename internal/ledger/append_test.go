@@ -50,7 +50,7 @@ func TestAppendStoresAndReadsBack(t *testing.T) {
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("Events (-want +got):\n%s", d)
 	}
-	data := `{"agentId":"a_00000001","n":2,"role":"user","runId":"r_00000001","sandboxId":"s_1","text":"whole","turnId":"t_1"}`
+	data := `{"agentId":"a_00000001","n":2,"role":"user","runId":"r_00000001","sandboxId":"s_1","text":"whole","ts":1700000000123,"turnId":"t_1"}`
 	if s := string(got[0].Data()); s != data {
 		t.Errorf("Data: %s", s)
 	}
