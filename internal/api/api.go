@@ -111,7 +111,9 @@ type Options struct {
 	// daemon may be addressed, as behind a proxy.
 	AllowedHosts []string
 
-	Version        VersionInfo
+	Version string
+	// Describe says what runs here just now; nil: the version alone.
+	Describe       func(context.Context) VersionInfo
 	Metrics        Metrics      // nil: none
 	MetricsHandler http.Handler // nil: no route /metrics
 	Schema         []byte       // JSON Schema of specs; nil: no route
@@ -160,6 +162,9 @@ func New(o Options) (http.Handler, error) {
 	}
 	if o.Metrics == nil {
 		o.Metrics = noMetrics{}
+	}
+	if o.Describe == nil {
+		o.Describe = func(context.Context) VersionInfo { return VersionInfo{Version: o.Version} }
 	}
 	if o.WriteTimeout <= 0 {
 		o.WriteTimeout = defaultWriteTimeout

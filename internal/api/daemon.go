@@ -82,7 +82,7 @@ func (s *server) daemonRoutes() {
 		return v, nil
 	})
 	handle(rs, daemon(http.MethodGet, "/version", "version", "What runs here"),
-		func(context.Context, *in[none]) (VersionInfo, error) { return s.Version, nil })
+		func(ctx context.Context, _ *in[none]) (VersionInfo, error) { return s.Describe(ctx), nil })
 
 	reconcile := daemon(http.MethodPost, "/reconcile", "reconcile", "Compare the ledger with the runtimes and mend")
 	reconcile.changes = true

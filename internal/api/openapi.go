@@ -68,7 +68,7 @@ func (rs *routes) document(o Options) ([]byte, error) {
 	doc := &huma.OpenAPI{
 		OpenAPI: "3.1.0",
 		Info: &huma.Info{
-			Title: "alineod", Version: o.Version.Version,
+			Title: "alineod", Version: o.Version,
 			Description: "Keeps a swarm of coding agents alive across crashes.",
 		},
 		Components: &huma.Components{
@@ -80,7 +80,7 @@ func (rs *routes) document(o Options) ([]byte, error) {
 		// Either: without a configured token nothing is asked for.
 		Security: []map[string][]string{{"bearer": {}}, {}},
 	}
-	if o.Version.Version == "" {
+	if o.Version == "" {
 		doc.Info.Version = "unknown"
 	}
 	for _, op := range rs.ops {

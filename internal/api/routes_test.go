@@ -133,7 +133,10 @@ func options(f *fake) api.Options {
 	}
 	return api.Options{
 		Swarm: f, Listen: "127.0.0.1:4600", Schema: []byte(`{"type":"object"}`),
-		Version: api.VersionInfo{Version: "1.2.3", Go: "go1.26", Runtime: "local", Notice: "isolates nothing"},
+		Version: "1.2.3",
+		Describe: func(context.Context) api.VersionInfo {
+			return api.VersionInfo{Version: "1.2.3", Go: "go1.26", Runtime: "local", Notice: "isolates nothing"}
+		},
 		MetricsHandler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = io.WriteString(w, "up 1\n")
 		}),

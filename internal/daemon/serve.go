@@ -35,43 +35,25 @@ func (d *Daemon) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	listeners, err := d.listen()
+	// Streams end with base, so that a shutdown need not wait for them.
+	base, endStreams := context.WithCancel(context.Background())
+	defer endStreams()
+	servers, err := d.listen(base, handler)
 	if err != nil {
 		return err
 	}
 	defer os.Remove(d.cfg.Socket)
 	if err := d.swarm.Start(ctx); err != nil {
+		closeAll(servers)
 		return err
 	}
-
-	// Streams end with base, so that a shutdown need not wait for them.
-	base, endStreams := context.WithCancel(context.Background())
-	defer endStreams()
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute,
-		BaseContext: func(net.Listener) context.Context { return base },
-		ErrorLog:    zap.NewStdLog(d.log.Named("http"))}
-	failed := make(chan error, len(listeners)+1)
+	failed := make(chan error, len(servers))
 	var work sync.WaitGroup
-	for _, l := range listeners {
-		d.log.Info("listening", zap.String("address", l.Addr().String()))
+	for _, s := range servers {
+		d.log.Info("listening", zap.String("for", s.what), zap.String("address", s.listener.Addr().String()))
 		work.Go(func() {
-			if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-				failed <- fmt.Errorf("serving on %s: %w", l.Addr(), err)
-			}
-		})
-	}
-	var metrics *http.Server
-	if d.cfg.Metrics.Listen != "" {
-		l, err := net.Listen("tcp", d.cfg.Metrics.Listen)
-		if err != nil {
-			return fmt.Errorf("listening for metrics: %w", err)
-		}
-		mux := http.NewServeMux()
-		mux.Handle("GET /metrics", d.metrics.Handler())
-		metrics = &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
-		work.Go(func() {
-			if err := metrics.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-				failed <- fmt.Errorf("serving metrics: %w", err)
+			if err := s.Serve(s.listener); !errors.Is(err, http.ErrServerClosed) {
+				failed <- fmt.Errorf("serving %s: %w", s.what, err)
 			}
 		})
 	}
@@ -83,7 +65,8 @@ func (d *Daemon) Run(ctx context.Context) error {
 	defer stop()
 	work.Go(func() { d.announce(running, notify) })
 	work.Go(func() {
-		notify.RunWatchdog(running, func() bool { return true }, func(err error) { d.log.Warn("watchdog", zap.Error(err)) })
+		notify.RunWatchdog(running, func() bool { return d.alive(running, notify.Watchdog()) },
+			func(err error) { d.log.Warn("talking to the service manager", zap.Error(err)) })
 	})
 	select {
 	case <-ctx.Done():
@@ -102,16 +85,25 @@ func (d *Daemon) Run(ctx context.Context) error {
 	endStreams()
 	end, cancel := context.WithTimeout(context.Background(), wait)
 	defer cancel()
-	for _, s := range []*http.Server{server, metrics} {
-		if s == nil {
-			continue
-		}
+	for _, s := range servers {
 		if shutErr := s.Shutdown(end); shutErr != nil {
 			s.Close()
 		}
 	}
 	work.Wait()
 	return err
+}
+
+// alive asks the parts that could hang. It may wait for as long as the service
+// manager does: a disk that stalls for less is no reason to be killed.
+func (d *Daemon) alive(ctx context.Context, patience time.Duration) bool {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	if err := d.swarm.Ping(ctx); err != nil {
+		d.log.Error("no sign of life for the service manager", zap.Error(err))
+		return false
+	}
+	return true
 }
 
 // announce tells the service manager how far the boot has come.
@@ -143,13 +135,12 @@ func (d *Daemon) announce(ctx context.Context, notify *sdnotify.Notifier) {
 }
 
 func (d *Daemon) handler(ctx context.Context) (http.Handler, error) {
-	version := d.version(ctx)
-	if err := d.metrics.ObserveAgents(swarm.States(), func() (map[string]int, error) { return d.swarm.AgentsByState(), nil }); err != nil {
-		return nil, fmt.Errorf("registering the metrics of agents: %w", err)
+	if err := d.metrics.Observe(swarm.States(), d.swarm.Census); err != nil {
+		return nil, err
 	}
 	o := api.Options{
 		Swarm: apiSwarm{d.swarm}, Token: d.cfg.Auth.Token, ReadOnlyTokens: d.cfg.Auth.ReadOnlyTokens, Listen: d.cfg.Listen,
-		Version: version, Metrics: &apiMetrics{Metrics: d.metrics}, Schema: spec.Schema(),
+		Version: d.o.Version, Describe: d.version, Metrics: &apiMetrics{Metrics: d.metrics}, Schema: spec.Schema(),
 		Verify: d.ledger.Verify, Rebuild: d.ledger.Rebuild, Clock: d.o.Clock, Log: d.log,
 	}
 	if d.cfg.Metrics.Listen == "" {
@@ -158,25 +149,59 @@ func (d *Daemon) handler(ctx context.Context) (http.Handler, error) {
 	return api.New(o)
 }
 
-// listen opens the TCP listener and the unix socket. A stale socket file is
+// server is one listener with what is served on it.
+type server struct {
+	*http.Server
+	what     string
+	listener net.Listener
+}
+
+func closeAll(servers []server) {
+	for _, s := range servers {
+		s.listener.Close()
+	}
+}
+
+// listen opens the TCP listener, the unix socket and, where it has one of its
+// own, the listener of the metrics: all of them or none. A stale socket file is
 // unlinked: the lock of the state directory says that nobody serves on it.
-func (d *Daemon) listen() ([]net.Listener, error) {
-	var all []net.Listener
-	if d.cfg.Listen != "" {
-		l, err := net.Listen("tcp", d.cfg.Listen)
+func (d *Daemon) listen(base context.Context, handler http.Handler) (all []server, err error) {
+	defer func() {
 		if err != nil {
-			return nil, fmt.Errorf("listening on %s (listen): %w", d.cfg.Listen, err)
+			closeAll(all)
+			all = nil
 		}
-		all = append(all, l)
-	}
-	l, err := listenUnix(d.cfg.Socket)
-	if err != nil {
-		for _, l := range all {
-			l.Close()
+	}()
+	open := func(setting, address string, handler http.Handler, listen func() (net.Listener, error)) error {
+		l, err := listen()
+		if err != nil {
+			return fmt.Errorf("listening on %s (%s): %w", address, setting, err)
 		}
-		return nil, fmt.Errorf("listening on %s (socket): %w", d.cfg.Socket, err)
+		all = append(all, server{what: setting, listener: l, Server: &http.Server{
+			Handler: handler, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute,
+			BaseContext: func(net.Listener) context.Context { return base },
+			ErrorLog:    zap.NewStdLog(d.log.Named("http"))}})
+		return nil
 	}
-	return append(all, l), nil
+	tcp := func(address string) func() (net.Listener, error) {
+		return func() (net.Listener, error) { return net.Listen("tcp", address) }
+	}
+	if d.cfg.Listen != "" {
+		if err := open("listen", d.cfg.Listen, handler, tcp(d.cfg.Listen)); err != nil {
+			return all, err
+		}
+	}
+	if err := open("socket", d.cfg.Socket, handler, func() (net.Listener, error) { return listenUnix(d.cfg.Socket) }); err != nil {
+		return all, err
+	}
+	if d.cfg.Metrics.Listen != "" {
+		mux := http.NewServeMux()
+		mux.Handle("GET /metrics", d.metrics.Handler())
+		if err := open("metrics.listen", d.cfg.Metrics.Listen, mux, tcp(d.cfg.Metrics.Listen)); err != nil {
+			return all, err
+		}
+	}
+	return all, nil
 }
 
 // listenUnix goes through the opened directory: a socket's address has 108

@@ -73,6 +73,15 @@ func (l *Ledger) Append(ctx context.Context, b Batch) ([]Event, error) {
 	return w.events, nil
 }
 
+// Ping waits until the writer has come to it, and stores nothing: it shows that
+// the writer is neither stuck nor gone. Errors: ErrClosed and the context's.
+func (l *Ledger) Ping(ctx context.Context) error {
+	if err := l.do(ctx, &work{alone: func(*writer) error { return nil }}); err != nil {
+		return fmt.Errorf("waiting for the ledger's writer: %w", err)
+	}
+	return nil
+}
+
 // do hands a work to the writer and waits for its end.
 func (l *Ledger) do(ctx context.Context, w *work) error {
 	if err := ctx.Err(); err != nil {

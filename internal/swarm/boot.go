@@ -56,6 +56,13 @@ func (s *Swarm) Booted() <-chan struct{} {
 	return s.ready.over
 }
 
+// Ping shows that the supervisor and its ledger still answer. An owner that
+// waits for a sandbox is no reason for an error.
+func (s *Swarm) Ping(ctx context.Context) error {
+	s.snapshotOwners()
+	return s.Ledger.Ping(ctx)
+}
+
 // boot sweeps the store, subscribes to each runtime and then lists it, in that
 // order, so that nothing falls between; it lets the owners go on what the list
 // showed, and reconciles when all of them are through.

@@ -16,6 +16,7 @@ import (
 	"github.com/alineod/alineod/internal/runtime"
 	"github.com/alineod/alineod/internal/setup"
 	"github.com/alineod/alineod/internal/spec"
+	"github.com/alineod/alineod/internal/telemetry"
 )
 
 // beginClimb puts the agent on the ladder.
@@ -41,6 +42,8 @@ func (o *owner) beginClimb() {
 
 func (o *owner) climb(sub recovery.Subject, lim recovery.Limits, wasPaused bool) {
 	o.begin("climb", 0, func(ctx context.Context) func() {
+		o.s.climbing.Add(1)
+		defer o.s.climbing.Add(-1)
 		mine := o.task
 		sub.Falling = func(why error) {
 			// Best effort: it only shows what is going on.
@@ -52,12 +55,14 @@ func (o *owner) climb(sub recovery.Subject, lim recovery.Limits, wasPaused bool)
 		case <-ctx.Done():
 			return func() {}
 		}
+		begun := o.s.Clock.Now()
 		out, err := o.s.ladder.Climb(ctx, o.rt, o.h, sub, lim)
+		took := o.s.Clock.Since(begun)
 		if err != nil && ctx.Err() != nil {
 			return func() {} // called off
 		}
 		hit("swarm.climbed")
-		return func() { o.climbed(sub, out, err, wasPaused) }
+		return func() { o.climbed(sub, out, err, took, wasPaused) }
 	})
 }
 
@@ -71,19 +76,26 @@ func (o *owner) falling(during *task, why error) {
 	}
 }
 
-func (o *owner) climbed(sub recovery.Subject, out *recovery.Outcome, err error, wasPaused bool) {
+func (o *owner) climbed(sub recovery.Subject, out *recovery.Outcome, err error, took time.Duration, wasPaused bool) {
 	o.from = recovery.Reattached
 	if err == nil {
 		if err = o.adopt(sub, out, wasPaused); err != nil {
 			// Nothing was recorded: the next climb begins from what the ledger says.
 			o.disconnect()
+			if errors.Is(err, bridge.ErrGap) {
+				// The journal was deleted or replaced, and which turns the
+				// sandbox has taken stood in it too: from here on nobody could
+				// tell what is new from what was stored. The workspace stands.
+				o.crash(ClassJournalLost, err)
+				return
+			}
 			o.fail("taking the agent over", err)
 			o.answer(WayBack{}, &Error{Kind: ErrUnavailable, Code: "recovery_failed", Message: err.Error()})
 			return
 		}
 		o.calm()
 		o.passed()
-		o.s.Metrics.Recovered(string(out.Rung), "success", out.Took)
+		o.s.Metrics.Recovered(string(out.Rung), telemetry.Success, took)
 		o.answer(o.wayBack(out), nil)
 		return
 	}
@@ -98,7 +110,7 @@ func (o *owner) climbed(sub recovery.Subject, out *recovery.Outcome, err error, 
 		o.settled = true
 		o.again()
 	default:
-		o.lose(err)
+		o.lose(err, took)
 	}
 }
 
@@ -112,7 +124,6 @@ func (o *owner) hold(why error) {
 			o.fail("recording that the runtime does not answer", err)
 			return
 		}
-		o.s.Metrics.Recovered("none", "held", 0)
 	}
 	o.again()
 }
@@ -134,7 +145,7 @@ func (o *owner) crash(class string, why error) {
 
 // lose records that every rung failed. A workspace that still stands can be
 // revived (crashed); without one the agent is lost, and tried again.
-func (o *owner) lose(err error) {
+func (o *owner) lose(err error, took time.Duration) {
 	var lost *recovery.LostError
 	class, state := ClassRuntimeLost, StateLost
 	var attempts []ledger.RungAttempt
@@ -148,7 +159,11 @@ func (o *owner) lose(err error) {
 	if errors.As(err, &step) {
 		class = ClassSetupFailed
 	}
-	o.s.Metrics.Recovered("none", "failed", 0)
+	rung := recovery.Restored
+	if len(attempts) > 0 {
+		rung = recovery.Rung(attempts[len(attempts)-1].Rung)
+	}
+	o.s.Metrics.Recovered(string(rung), telemetry.Failed, took)
 	again := o.row.State == StateLost && state == StateLost && o.row.Error == err.Error()
 	if !again {
 		entries, ended := o.settleOpen(OutcomeLost, class, err.Error(), false)
@@ -279,10 +294,6 @@ func (o *owner) connect(a *live.Agent, catchUp bool, sandboxID string, head int6
 	cursor, err := o.s.Ledger.Cursor(ctx, sandboxID)
 	if err == nil {
 		err = a.Subscribe(ctx, cursor.Pos)
-		if errors.Is(err, bridge.ErrGap) {
-			o.log.Warn("the journal lost records that were never read", zap.Int64("after", cursor.Pos))
-			err = a.Subscribe(ctx, max(cursor.Pos, a.Hello().Oldest-1))
-		}
 	}
 	if err != nil {
 		a.Close()

@@ -42,6 +42,8 @@ type owner struct {
 	h    harness.Harness
 	rt   runtime.Runtime // nil: not at hand
 	bad  error           // why this record cannot be worked with
+	// stale: row is older than the ledger's, which could not be read.
+	stale bool
 
 	live    *live.Agent
 	records <-chan []bridge.Record
@@ -245,6 +247,12 @@ func (o *owner) step() {
 	if o.bad != nil || o.task != nil || o.held || o.alarm != nil {
 		return
 	}
+	if o.stale {
+		if o.reread(); o.stale {
+			return
+		}
+		o.calm()
+	}
 	if o.waiting != nil {
 		o.retryWaiting()
 		return
@@ -316,16 +324,23 @@ func (o *owner) appendBatch(b ledger.Batch) ([]ledger.Event, error) {
 	if err != nil {
 		return nil, err
 	}
-	row, err := o.s.Ledger.Agent(o.s.ctx, o.id)
-	if err != nil {
-		return nil, err
+	o.reread()
+	return events, nil
+}
+
+// reread reads the agent's row again. What was appended stands, whether or not
+// that works: until it does, the owner does nothing.
+func (o *owner) reread() {
+	row, err := o.s.Ledger.Agent(context.WithoutCancel(o.s.ctx), o.id)
+	if o.stale = err != nil; o.stale {
+		o.fail("reading the agent", err)
+		return
 	}
 	if row.State != o.row.State {
 		o.log.Info("state changed", zap.String("from", o.row.State), zap.String("to", row.State),
 			zap.String("sandbox", row.SandboxID), zap.String("reason", row.Reason))
 	}
 	o.row = row
-	return events, nil
 }
 
 // change is the entry of a change of state.

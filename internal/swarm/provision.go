@@ -16,6 +16,7 @@ import (
 	"github.com/alineod/alineod/internal/runtime"
 	"github.com/alineod/alineod/internal/setup"
 	"github.com/alineod/alineod/internal/spec"
+	"github.com/alineod/alineod/internal/telemetry"
 )
 
 // beginProvision makes the agent's first sandbox and starts its harness.
@@ -145,7 +146,7 @@ func (o *owner) checkpointed(m checkpoint.Meta, stored checkpoint.Stored, took t
 		if o.s.ctx.Err() != nil || o.row.StopMode != "" && errors.Is(err, context.Canceled) {
 			return CheckpointView{}, err // called off; still owed
 		}
-		o.s.Metrics.Checkpointed("failed", took, 0)
+		o.s.Metrics.Checkpointed(telemetry.Failed, took, 0)
 		o.log.Warn("checkpoint failed", zap.Int("turn", m.Turn), zap.Error(err))
 		if appendErr := o.append(ledger.Entry{SandboxID: m.SandboxID, TurnID: m.TurnID, Event: ledger.AgentCheckpointFailed,
 			Payload: ledger.AgentCheckpointFailedPayload{Turn: m.Turn, Error: err.Error()}}); appendErr != nil {
@@ -158,14 +159,28 @@ func (o *owner) checkpointed(m checkpoint.Meta, stored checkpoint.Stored, took t
 	if err := o.recordCheckpoint(m.SandboxID, p); err != nil {
 		return CheckpointView{}, err
 	}
-	o.s.Metrics.Checkpointed("success", took, stored.Bytes)
+	o.s.Metrics.Checkpointed(telemetry.Success, took, stored.Bytes)
 	return o.newestCheckpoint(stored.Ref)
 }
 
-// recordCheckpoint records a stored checkpoint and then prunes.
+// recordCheckpoint records a stored checkpoint and, in the same transaction,
+// lets go of those beyond the number that is kept. A crash before they are gone
+// from the store is put right by the sweep of the next boot.
 func (o *owner) recordCheckpoint(sandboxID string, p ledger.AgentCheckpointedPayload) error {
 	hit("swarm.before-checkpointed")
-	if err := o.append(ledger.Entry{SandboxID: sandboxID, TurnID: p.TurnID, Event: ledger.AgentCheckpointed, Payload: p}); err != nil {
+	kept, err := o.s.Ledger.Checkpoints(o.s.ctx, ledger.CheckpointFilter{AgentID: o.id, State: "kept"})
+	var surplus []ledger.Checkpoint
+	if err == nil {
+		fresh := ledger.Checkpoint{AgentID: o.id, SandboxID: sandboxID, SnapshotRef: p.SnapshotRef, State: "kept"}
+		surplus = checkpoint.Prunable(append([]ledger.Checkpoint{fresh}, kept...), o.spec.Retain(o.s.Retain))
+		entries := []ledger.Entry{{SandboxID: sandboxID, TurnID: p.TurnID, Event: ledger.AgentCheckpointed, Payload: p}}
+		for _, c := range surplus {
+			entries = append(entries, ledger.Entry{SandboxID: c.SandboxID, Event: ledger.CheckpointPruned,
+				Payload: ledger.CheckpointRefPayload{SnapshotRef: c.SnapshotRef, Reason: "newer ones are kept"}})
+		}
+		err = o.append(entries...)
+	}
+	if err != nil {
 		// Without its event the archive is nobody's.
 		if removeErr := o.s.Store.Remove(context.WithoutCancel(o.s.ctx), p.SnapshotRef); removeErr != nil {
 			o.log.Warn("removing an unrecorded checkpoint", zap.Error(removeErr))
@@ -174,37 +189,12 @@ func (o *owner) recordCheckpoint(sandboxID string, p ledger.AgentCheckpointedPay
 		return err
 	}
 	hit("swarm.after-checkpointed")
-	o.prune()
-	return nil
-}
-
-// prune lets go of the checkpoints beyond those that are kept: first in the
-// ledger, then in the store. What a crash leaves between, the boot sweeps.
-func (o *owner) prune() {
-	kept, err := o.s.Ledger.Checkpoints(o.s.ctx, ledger.CheckpointFilter{AgentID: o.id, State: "kept"})
-	if err != nil {
-		o.log.Warn("listing checkpoints", zap.Error(err))
-		return
-	}
-	surplus := checkpoint.Prunable(kept, o.spec.Retain(o.s.Retain))
-	if len(surplus) == 0 {
-		return
-	}
-	var entries []ledger.Entry
-	for _, c := range surplus {
-		entries = append(entries, ledger.Entry{SandboxID: c.SandboxID, Event: ledger.CheckpointPruned,
-			Payload: ledger.CheckpointRefPayload{SnapshotRef: c.SnapshotRef, Reason: "newer ones are kept"}})
-	}
-	if err := o.append(entries...); err != nil {
-		o.log.Warn("recording what is pruned", zap.Error(err))
-		return
-	}
-	hit("swarm.pruned")
 	for _, c := range surplus {
 		if err := o.s.Store.Remove(o.s.ctx, c.SnapshotRef); err != nil {
 			o.log.Warn("removing a pruned checkpoint", zap.String("ref", c.SnapshotRef), zap.Error(err))
 		}
 	}
+	return nil
 }
 
 func (o *owner) newestCheckpoint(ref string) (CheckpointView, error) {

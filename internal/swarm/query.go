@@ -8,6 +8,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/alineod/alineod/internal/ledger"
+	"github.com/alineod/alineod/internal/telemetry"
 )
 
 // Runs lists runs in the order they were started.
@@ -295,17 +296,22 @@ func (s *Swarm) Permissions(ctx context.Context, id string) ([]PermissionView, e
 	return views, nil
 }
 
-// AgentsByState counts the agents, for the metrics.
-func (s *Swarm) AgentsByState() map[string]int {
+// Census counts what the metrics show.
+func (s *Swarm) Census() (telemetry.Census, error) {
 	ctx, cancel := context.WithTimeout(s.ctx, statsWait)
 	defer cancel()
-	counts := map[string]int{}
-	rows, err := s.Ledger.Agents(ctx, ledger.AgentFilter{ExceptStates: final})
+	c := telemetry.Census{ByState: map[string]int{}, Recovering: int(s.climbing.Load())}
+	agents, err := s.Ledger.Agents(ctx, ledger.AgentFilter{ExceptStates: final})
 	if err != nil {
-		return counts
+		return c, err
 	}
-	for _, a := range rows {
-		counts[a.State]++
+	for _, a := range agents {
+		c.ByState[a.State]++
 	}
-	return counts
+	queued, err := s.Ledger.Turns(ctx, ledger.TurnFilter{States: []string{"requested"}})
+	if err != nil {
+		return c, err
+	}
+	c.TurnsQueued = len(queued)
+	return c, nil
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/alineod/alineod/internal/recovery"
 	"github.com/alineod/alineod/internal/runtime"
 	"github.com/alineod/alineod/internal/setup"
+	"github.com/alineod/alineod/internal/telemetry"
 )
 
 // Actions of a reconciliation.
@@ -54,9 +55,27 @@ func (s *Swarm) Reconcile(ctx context.Context, dryRun bool) ([]Action, error) {
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
-	actions := []Action{}
+	begun := s.Clock.Now()
+	actions, orphans, err := s.reconcileAll(ctx, dryRun)
+	if !dryRun {
+		outcome := telemetry.Success
+		if err != nil {
+			outcome = telemetry.Failed
+		}
+		s.Metrics.Reconciled(outcome, s.Clock.Since(begun))
+		s.Metrics.Orphans(orphans)
+	}
+	if err != nil && len(actions) == 0 {
+		return nil, runtimeError(err)
+	}
+	return actions, nil
+}
+
+// reconcileAll does the part of every runtime; one that fails does not keep it
+// from the others.
+func (s *Swarm) reconcileAll(ctx context.Context, dryRun bool) (actions []Action, orphans int, err error) {
+	actions = []Action{}
 	var errs []error
-	orphans := 0
 	for _, rt := range s.runtimes {
 		infos, err := s.list(rt)
 		if err != nil {
@@ -74,13 +93,7 @@ func (s *Swarm) Reconcile(ctx context.Context, dryRun bool) ([]Action, error) {
 			s.carryOut(ctx, rt, plan)
 		}
 	}
-	if !dryRun {
-		s.Metrics.Orphans(orphans)
-	}
-	if len(errs) > 0 && len(actions) == 0 {
-		return nil, runtimeError(errors.Join(errs...))
-	}
-	return actions, nil
+	return actions, orphans, errors.Join(errs...)
 }
 
 // plan compares one runtime's list with the ledger.

@@ -33,6 +33,7 @@ const (
 	ClassRuntimeUnreachable = "runtime_unreachable"
 	ClassBridgeUnresponsive = "bridge_unresponsive"
 	ClassOutOfMemory        = "out_of_memory"
+	ClassJournalLost        = "journal_lost"
 )
 
 // Actions a client asks for.

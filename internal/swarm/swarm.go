@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jonboulle/clockwork"
@@ -37,6 +38,7 @@ type Metrics interface {
 	TurnEnded(outcome string)
 	RuntimeUp(name string, up bool)
 	Orphans(n int)
+	Reconciled(outcome string, took time.Duration)
 }
 
 // Secrets learns values that must never be shown.
@@ -122,6 +124,7 @@ func (noMetrics) Checkpointed(string, time.Duration, int64) {}
 func (noMetrics) TurnEnded(string)                          {}
 func (noMetrics) RuntimeUp(string, bool)                    {}
 func (noMetrics) Orphans(int)                               {}
+func (noMetrics) Reconciled(string, time.Duration)          {}
 
 type noSecrets struct{}
 
@@ -134,6 +137,7 @@ type Swarm struct {
 	ladder   *recovery.Ladder
 	runtimes map[string]runtime.Runtime
 	climbs   chan struct{} // one token for each climb in progress
+	climbing atomic.Int64  // owners that climb or wait for a token
 	live     *hub
 
 	ctx    context.Context

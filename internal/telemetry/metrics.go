@@ -35,12 +35,10 @@ type Metrics struct {
 	recoverySeconds  *prometheus.HistogramVec
 	bootSeconds      prometheus.Gauge
 	ready            prometheus.Gauge
-	recovering       prometheus.Gauge
 	checkpoints      *prometheus.CounterVec
 	checkpointTime   prometheus.Histogram
 	checkpointSize   prometheus.Histogram
 	turns            *prometheus.CounterVec
-	turnsQueued      prometheus.Gauge
 	commitSeconds    prometheus.Histogram
 	commitBatches    prometheus.Histogram
 	ledgerEvents     prometheus.Counter
@@ -76,12 +74,10 @@ func NewMetrics(version string) *Metrics {
 	m.recoverySeconds = histograms("recovery_duration_seconds", "Time an agent spent on the recovery ladder, by the last rung tried.", slow, "rung")
 	m.bootSeconds = gauge("boot_duration_seconds", "Time from the start of the daemon until every agent had been through the ladder; 0 while that lasts.")
 	m.ready = gauge("ready", "1 once every agent has been through the ladder after the start, 0 before.")
-	m.recovering = gauge("agents_recovering", "Agents that are on the recovery ladder or wait for it.")
 	m.checkpoints = counters("checkpoints_total", "Checkpoints taken, by outcome.", "outcome")
 	m.checkpointTime = histogram("checkpoint_duration_seconds", "Time to take a checkpoint that succeeded.", slow)
 	m.checkpointSize = histogram("checkpoint_size_bytes", "Size of a checkpoint as stored.", prometheus.ExponentialBuckets(64<<10, 4, 10))
 	m.turns = counters("turns_total", "Turns that ended, by outcome.", "outcome")
-	m.turnsQueued = gauge("turns_queued", "Prompts accepted whose turn has not started.")
 	m.commitSeconds = histogram("ledger_commit_duration_seconds", "Time of one transaction of the ledger, until it is on disk.",
 		[]float64{.0001, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 5})
 	m.commitBatches = histogram("ledger_commit_batches", "Appends that went into one transaction of the ledger.", prometheus.ExponentialBuckets(1, 2, 10))
@@ -168,13 +164,6 @@ func (m *Metrics) Booted(took time.Duration) {
 	m.ready.Set(1)
 }
 
-// Recovering tells how many agents are on the ladder or wait for it.
-func (m *Metrics) Recovering(n int) {
-	if m != nil {
-		m.recovering.Set(float64(n))
-	}
-}
-
 // CheckpointTaken counts a checkpoint. took and bytes are those of one that
 // succeeded.
 func (m *Metrics) CheckpointTaken(outcome string, took time.Duration, bytes int64) {
@@ -192,13 +181,6 @@ func (m *Metrics) CheckpointTaken(outcome string, took time.Duration, bytes int6
 func (m *Metrics) TurnEnded(outcome string) {
 	if m != nil {
 		m.turns.WithLabelValues(outcome).Inc()
-	}
-}
-
-// TurnsQueued adds to the number of prompts that wait; negative takes away.
-func (m *Metrics) TurnsQueued(by int) {
-	if m != nil {
-		m.turnsQueued.Add(float64(by))
 	}
 }
 

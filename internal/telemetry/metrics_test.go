@@ -22,12 +22,9 @@ func used(t *testing.T) *telemetry.Metrics {
 	m.Recovered("restored", telemetry.Success, time.Second)
 	m.Recovered("restored", telemetry.Failed, time.Second)
 	m.Booted(2 * time.Second)
-	m.Recovering(3)
 	m.CheckpointTaken(telemetry.Success, time.Second, 1<<20)
 	m.CheckpointTaken(telemetry.Failed, time.Second, 0)
 	m.TurnEnded("success")
-	m.TurnsQueued(2)
-	m.TurnsQueued(-1)
 	m.RuntimeUp("docker", true)
 	m.RuntimeUp("docker", false)
 	m.RuntimeUp("local", true)
@@ -37,8 +34,8 @@ func used(t *testing.T) *telemetry.Metrics {
 	m.SSEClient()()
 	m.Request("/agents/{id}", "GET", 200, time.Millisecond)
 	m.Request("", "BREW", 404, time.Millisecond)
-	if err := m.ObserveAgents([]string{"running", "done"}, func() (map[string]int, error) {
-		return map[string]int{"running": 5, "unheard-of": 1}, nil
+	if err := m.Observe([]string{"running", "done"}, func() (telemetry.Census, error) {
+		return telemetry.Census{ByState: map[string]int{"running": 5, "unheard-of": 1}, Recovering: 3, TurnsQueued: 1}, nil
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -116,15 +113,15 @@ func TestMetricValues(t *testing.T) {
 func TestFailingCollectorLeavesTheRest(t *testing.T) {
 	t.Parallel()
 	m := telemetry.NewMetrics("v")
-	if err := m.ObserveAgents([]string{"done"}, func() (map[string]int, error) { return nil, errors.New("ledger is closed") }); err != nil {
+	if err := m.Observe([]string{"done"}, func() (telemetry.Census, error) { return telemetry.Census{}, errors.New("ledger is closed") }); err != nil {
 		t.Fatal(err)
 	}
 	text := scrape(m)
 	if strings.Contains(text, "alineod_agents{") || !strings.Contains(text, "alineod_sse_clients 0") {
 		t.Errorf("unexpected:\n%s", text)
 	}
-	if err := m.ObserveAgents(nil, nil); err == nil {
-		t.Error("a second ObserveAgents was accepted")
+	if err := m.Observe(nil, nil); err == nil {
+		t.Error("a second Observe was accepted")
 	}
 }
 
@@ -134,16 +131,14 @@ func TestNilMetrics(t *testing.T) {
 	m.LedgerCommitted(1, 1, 1)
 	m.Recovered("", "", 1)
 	m.Booted(1)
-	m.Recovering(1)
 	m.CheckpointTaken("", 1, 1)
 	m.TurnEnded("")
-	m.TurnsQueued(1)
 	m.RuntimeUp("", true)
 	m.Orphans(1)
 	m.Reconciled("", 1)
 	m.SSEClient()()
 	m.Request("", "", 1, 1)
-	if err := m.ObserveAgents(nil, nil); err != nil {
+	if err := m.Observe(nil, nil); err != nil {
 		t.Error(err)
 	}
 }

@@ -133,9 +133,7 @@ func (d *daemon) checkAgent(ctx context.Context, l *ledger.Ledger, a ledger.Agen
 		}
 	}
 	for sandbox, n := range perSandbox {
-		// One more may be kept when a crash fell between its event and the
-		// pruning; the next checkpoint prunes both.
-		if n > checkpoint.DefaultRetain+1 {
+		if n > checkpoint.DefaultRetain {
 			d.t.Errorf("%d checkpoints of %s are kept", n, sandbox)
 		}
 	}
