@@ -13,7 +13,7 @@ TEST_TIMEOUT ?= 15m
 
 # Where goroutines meet and a run under the race detector takes seconds.
 RACE_ROOMS := api bridge checkpoint client config ledger live recovery runtime/local sdnotify setup spec swarm telemetry
-RACE_PACKAGES = $(foreach r,$(RACE_ROOMS),$(if $(wildcard internal/$(r)/*_test.go),./internal/$(r)))
+RACE_PACKAGES = $(foreach r,$(RACE_ROOMS),$(if $(wildcard internal/$(r)/*_test.go),./internal/$(r))) ./test/e2e
 
 STATICCHECK ?= $(shell command -v staticcheck || echo go run honnef.co/go/tools/cmd/staticcheck@v0.8.2)
 
@@ -41,7 +41,7 @@ unit:
 failpoints:
 	go test -tags failpoint -p $(P) -timeout $(TEST_TIMEOUT) -run 'TestKilledAtFailpoints|TestCrash$$|TestFailpoints' ./internal/ledger ./internal/checkpoint ./internal/bridge
 
-## race: the rooms where goroutines meet, under the race detector
+## race: the rooms where goroutines meet, and a daemon that is killed, under the race detector
 race:
 	@if command -v gcc >/dev/null; then set -x; CGO_ENABLED=1 go test -race -short -p $(P) -timeout $(TEST_TIMEOUT) $(RACE_PACKAGES); \
 	else echo "make: NOT TESTED for races: the race detector needs gcc" >&2; [ -z "$$CI" ]; fi

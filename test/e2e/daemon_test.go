@@ -25,15 +25,20 @@ import (
 // time to pass; only a hang ever uses it up.
 const patience = 90 * time.Second
 
-// binary builds the program once, static and with failpoints.
+// binary builds the program once, static and with failpoints; with the race
+// detector where the tests have it.
 var binary = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "alineod-e2e-")
 	if err != nil {
 		return "", err
 	}
 	path := filepath.Join(dir, "alineod")
-	cmd := exec.Command("go", "build", "-tags", "failpoint", "-o", path, "../../cmd/alineod")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	args, cgo := []string{"build", "-tags", "failpoint", "-o", path}, "CGO_ENABLED=0"
+	if raceDetector {
+		args, cgo = append(args, "-race"), "CGO_ENABLED=1" // no static binary: the local runtime only
+	}
+	cmd := exec.Command("go", append(args, "../../cmd/alineod")...)
+	cmd.Env = append(os.Environ(), cgo)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("%w: %s", err, out)
 	}
@@ -78,6 +83,9 @@ func newDaemon(t *testing.T, env ...string) *daemon {
 	t.Cleanup(func() {
 		d.removeSandboxes()
 		d.kill()
+		if strings.Contains(d.log.String(), "DATA RACE") {
+			t.Error("the race detector found something")
+		}
 		if t.Failed() {
 			t.Logf("log of the daemon:\n%s", d.log.tail(200))
 		}

@@ -34,6 +34,9 @@ func docker(t *testing.T, args ...string) string {
 // network.
 func newDockerDaemon(t *testing.T, env ...string) *daemon {
 	t.Helper()
+	if raceDetector {
+		t.Skip("containers take a static program, and the race detector makes none")
+	}
 	return newDaemon(t, append([]string{"ALINEOD_RUNTIME=docker", "ALINEOD_DOCKER_NETWORK=none"}, env...)...)
 }
 

@@ -209,6 +209,9 @@ func TestDamagedCheckpoint(t *testing.T) {
 // TestCrashPoints kills the daemon at every named point between an intent, its
 // side effect and its record.
 func TestCrashPoints(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long")
+	}
 	t.Parallel()
 	points := []string{
 		"swarm.run-started", "swarm.turn-requested", "swarm.sandbox-intended", "local.create", "local.created", "local.spawned",
@@ -259,6 +262,9 @@ func TestCrashPoints(t *testing.T) {
 
 // TestCrashPointsOfRecovery kills the daemon while it restores an agent.
 func TestCrashPointsOfRecovery(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long")
+	}
 	t.Parallel()
 	for _, point := range []string{"swarm.sandbox-intended", "local.created", "local.started", "swarm.climbed", "swarm.before-recovered",
 		"swarm.after-recovered", "swarm.sandbox-removed"} {
