@@ -64,15 +64,21 @@ func answerless(ctx context.Context, err error) error {
 }
 
 // Await connects to a bridge that is just being started: it tries again until
-// the bridge answers or timeout has passed.
-func Await(ctx context.Context, rt runtime.Runtime, sandboxID string, timeout time.Duration, clock clockwork.Clock) (*Agent, error) {
+// the bridge answers or timeout has passed. A bridge of the epoch past, where
+// that is given, is the one being replaced: it may still answer, and is not
+// waited for.
+func Await(ctx context.Context, rt runtime.Runtime, sandboxID, past string, timeout time.Duration, clock clockwork.Clock) (*Agent, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	var last error
 	for {
 		a, err := Connect(ctx, rt, sandboxID, 0)
-		if err == nil {
+		if err == nil && (past == "" || a.Hello().Epoch != past) {
 			return a, nil
+		}
+		if err == nil {
+			a.Close()
+			err = fmt.Errorf("%w: the bridge of %s that is to be replaced still runs", bridge.ErrNoAnswer, sandboxID)
 		}
 		if errors.Is(err, runtime.ErrUnreachable) || errors.Is(err, runtime.ErrNotFound) || errors.Is(err, bridge.ErrVersion) {
 			return nil, err

@@ -143,6 +143,7 @@ type climb struct {
 	attempts []ledger.RungAttempt
 	damaged  []ledger.CheckpointRefPayload
 	last     error
+	epoch    string // of the bridge that answered; empty where none did
 }
 
 // Climb brings an agent back on the first rung, from l.From on, that holds.
@@ -280,6 +281,7 @@ func (c *climb) reattach(ctx context.Context, info *runtime.Info) (*Outcome, err
 		return nil, err
 	}
 	hello := a.Hello()
+	c.epoch = hello.Epoch
 	if !live.Ready(hello) {
 		a.Close()
 		return nil, fmt.Errorf("%w: it is %s", bridge.ErrHarness, describe(hello))
@@ -312,10 +314,17 @@ func (c *climb) tryContinued(ctx context.Context, rung Rung, info *runtime.Info,
 	if err != nil {
 		return nil, err
 	}
+	if rung == Resumed && len(c.attempts) == 0 {
+		// The bridge that is about to be killed must not be taken for the next.
+		if a, err := live.Connect(ctx, c.rt, info.SandboxID, c.HelloTimeout); err == nil {
+			c.epoch = a.Hello().Epoch
+			a.Close()
+		}
+	}
 	if err := begin(ctx, info.SandboxID); err != nil {
 		return nil, fmt.Errorf("starting the bridge: %w", err)
 	}
-	a, err := live.Await(ctx, c.rt, info.SandboxID, bridgeStart, c.Clock)
+	a, err := live.Await(ctx, c.rt, info.SandboxID, c.epoch, bridgeStart, c.Clock)
 	if err != nil {
 		return nil, err
 	}

@@ -189,7 +189,7 @@ func (l *Ladder) Provision(ctx context.Context, rt runtime.Runtime, h harness.Ha
 		l.Discard(ctx, rt, s.Agent, id, err.Error())
 		return nil, err
 	}
-	a, err := live.Await(ctx, rt, id, bridgeStart, l.Clock)
+	a, err := live.Await(ctx, rt, id, "", bridgeStart, l.Clock)
 	if err != nil {
 		err = fmt.Errorf("waiting for the bridge of %s: %w", id, err)
 		l.Discard(ctx, rt, s.Agent, id, err.Error())

@@ -72,6 +72,7 @@ func (o *owner) beginStop() {
 
 // beginAbort deletes the sandbox; the agent is over.
 func (o *owner) beginAbort() {
+	runID := o.row.RunID // the row itself changes meanwhile
 	o.endSandbox("abort", func(ctx context.Context, _ *live.Agent, _ string) error {
 		all, err := o.s.Ledger.Sandboxes(ctx, ledger.SandboxFilter{AgentID: o.id, States: []string{"intended", "created", "current", "released"}})
 		if err != nil {
@@ -82,7 +83,7 @@ func (o *owner) beginAbort() {
 				return err
 			}
 			hit("swarm.sandbox-removed")
-			if err := o.s.sandboxRemoved(ctx, o.row.RunID, o.id, sb.SandboxID, "aborted"); err != nil {
+			if err := o.s.sandboxRemoved(ctx, runID, o.id, sb.SandboxID, "aborted"); err != nil {
 				return err
 			}
 		}
