@@ -130,10 +130,10 @@ func messageText(f eventFields) string {
 		return f.Text
 	}
 	var m struct {
-		Text string `json:"text"`
+		Text *string `json:"text"`
 	}
-	if json.Unmarshal(f.Message, &m) == nil && m.Text != "" {
-		return m.Text
+	if json.Unmarshal(f.Message, &m) == nil && m.Text != nil {
+		return *m.Text // empty where a message only calls tools
 	}
 	return compact(f.Message)
 }

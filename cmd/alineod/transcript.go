@@ -40,6 +40,9 @@ func transcriptCommand(a *app) *cobra.Command {
 				}
 				fmt.Fprintf(w, "turn %d, %s, %s\n", turn.Turn, when(turn.TS), line(outcome))
 				for _, m := range turn.Messages {
+					if m.Text == "" {
+						continue // it only calls tools
+					}
 					cut := ""
 					if m.Truncated {
 						cut = " …"

@@ -50,7 +50,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	failed := make(chan error, len(servers))
 	var work sync.WaitGroup
 	for _, s := range servers {
-		d.log.Info("listening", zap.String("for", s.what), zap.String("address", s.listener.Addr().String()))
+		d.log.Info("listening", zap.String("for", s.what), zap.String("address", s.address))
 		work.Go(func() {
 			if err := s.Serve(s.listener); !errors.Is(err, http.ErrServerClosed) {
 				failed <- fmt.Errorf("serving %s: %w", s.what, err)
@@ -152,7 +152,8 @@ func (d *Daemon) handler(ctx context.Context) (http.Handler, error) {
 // server is one listener with what is served on it.
 type server struct {
 	*http.Server
-	what     string
+	what     string // the setting it comes from
+	address  string
 	listener net.Listener
 }
 
@@ -177,7 +178,10 @@ func (d *Daemon) listen(base context.Context, handler http.Handler) (all []serve
 		if err != nil {
 			return fmt.Errorf("listening on %s (%s): %w", address, setting, err)
 		}
-		all = append(all, server{what: setting, listener: l, Server: &http.Server{
+		if l.Addr().Network() == "tcp" {
+			address = l.Addr().String() // port 0 has become one
+		}
+		all = append(all, server{what: setting, address: address, listener: l, Server: &http.Server{
 			Handler: handler, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute,
 			BaseContext: func(net.Listener) context.Context { return base },
 			ErrorLog:    zap.NewStdLog(d.log.Named("http"))}})
