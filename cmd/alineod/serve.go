@@ -28,7 +28,7 @@ func newServe() *cobra.Command {
 it ends; the next start takes them up again.
 
 Settings come from flags, ALINEOD_… variables and the configuration file, in this
-order; "alineod config check" shows them.` + exits("  0    it ended on a signal, everything written\n  1    it could not start, or the ledger could not be written\n  2    a setting is wrong"),
+order; "alineod config check" shows them.` + exits("  0    it ended on a signal, everything written\n  1    it could not start, or the ledger could not be written\n  2    a setting is wrong\n  5    another daemon has the state directory"),
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(c.Context(), syscall.SIGTERM, syscall.SIGINT)

@@ -20,14 +20,8 @@ import (
 // exitFile tells, in the bridge's directory, how the last bridge ended.
 const exitFile = "bridge-exit.json"
 
-const (
-	// kickQuiet: a kick that comes within this time of a bridge's start is
-	// taken for the one that started it: on a busy machine a bridge may need as
-	// long to listen, and to be found silent takes longer (HelloTimeout).
-	kickQuiet = 2 * time.Second
-	// DefaultEndGrace is what a bridge gets to stop its harness and end.
-	DefaultEndGrace = 8 * time.Second
-)
+// DefaultEndGrace is what a bridge gets to stop its harness and end.
+const DefaultEndGrace = 8 * time.Second
 
 // InitConfig says how the first process of a sandbox runs the bridge.
 type InitConfig struct {
@@ -54,12 +48,11 @@ type BridgeExit struct {
 
 // initProcess is the state of RunInit.
 type initProcess struct {
-	cfg     InitConfig
-	dir     *os.File
-	own     owner
-	pid     int // of the living bridge, 0 for none
-	kicked  bool
-	started time.Time
+	cfg    InitConfig
+	dir    *os.File
+	own    owner
+	pid    int // of the living bridge, 0 for none
+	kicked bool
 }
 
 // RunInit is the first process of a sandbox. It starts the bridge, collects
@@ -137,7 +130,7 @@ func (p *initProcess) start() error {
 	if err != nil {
 		return fmt.Errorf("executing %s: %w", p.cfg.Self, err)
 	}
-	p.pid, p.kicked, p.started = pid, false, p.cfg.Clock.Now()
+	p.pid, p.kicked = pid, false
 	p.cfg.Log.Info("bridge started", zap.String("sandbox", p.cfg.SandboxID), zap.Int("pid", pid))
 	return nil
 }
@@ -193,9 +186,6 @@ func (p *initProcess) record(exit BridgeExit) error {
 func (p *initProcess) restart(died <-chan os.Signal) {
 	p.collect()
 	if p.pid != 0 {
-		if p.cfg.Clock.Since(p.started) < kickQuiet {
-			return
-		}
 		p.kicked = true
 		_ = syscall.Kill(p.pid, syscall.SIGKILL) // not collected, so it is ours
 	}

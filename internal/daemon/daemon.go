@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	goruntime "runtime"
 	"strings"
+	"time"
 
 	"github.com/jonboulle/clockwork"
 	"go.uber.org/zap"
@@ -56,13 +57,16 @@ type Daemon struct {
 	clean    []func() // in the order they were made; run backwards
 }
 
+// engineLook is how long a start waits for an engine that may not be there.
+const engineLook = 3 * time.Second
+
 // LedgerPath is where the ledger of a state directory stands.
 func LedgerPath(stateDir string) string { return filepath.Join(stateDir, "ledger.db") }
 
 // New takes the state directory and makes everything that is in it ready.
 // Nothing runs before Run or Start. Errors: ledger.ErrLocked, ledger.ErrNewer,
 // ledger.ErrDamaged and others. The caller closes the Daemon.
-func New(ctx context.Context, cfg *config.Config, o Options) (d *Daemon, err error) {
+func New(ctx context.Context, cfg *config.Config, o Options) (_ *Daemon, err error) {
 	if o.Log == nil {
 		o.Log = zap.NewNop()
 	}
@@ -80,11 +84,10 @@ func New(ctx context.Context, cfg *config.Config, o Options) (d *Daemon, err err
 			return nil, fmt.Errorf("finding this program's own file: %w", err)
 		}
 	}
-	d = &Daemon{cfg: cfg, o: o, log: o.Log, metrics: telemetry.NewMetrics(o.Version)}
+	d := &Daemon{cfg: cfg, o: o, log: o.Log, metrics: telemetry.NewMetrics(o.Version)}
 	defer func() {
 		if err != nil {
 			d.Close()
-			d = nil
 		}
 	}()
 	if err := os.MkdirAll(cfg.StateDir, 0o700); err != nil {
@@ -107,7 +110,7 @@ func New(ctx context.Context, cfg *config.Config, o Options) (d *Daemon, err err
 		return nil, fmt.Errorf("opening the checkpoints: %w", err)
 	}
 	d.onClose(func() { store.Close() })
-	if err := d.makeRuntimes(); err != nil {
+	if err := d.makeRuntimes(ctx); err != nil {
 		return nil, err
 	}
 	d.swarm = swarm.New(swarm.Config{
@@ -163,9 +166,9 @@ func instanceOf(stateDir string) (string, error) {
 	return name, runtime.SyncDir(stateDir)
 }
 
-// makeRuntimes makes those the configuration has at hand. Making one asks no
-// engine anything: one that is down now may answer later.
-func (d *Daemon) makeRuntimes() error {
+// makeRuntimes makes those the configuration has at hand. An engine that is
+// down now may answer later.
+func (d *Daemon) makeRuntimes(ctx context.Context) error {
 	if d.cfg.Runtime != config.RuntimeLocal {
 		rt, err := docker.New(docker.Options{Instance: d.instance, StateDir: d.cfg.StateDir, Binary: d.o.Binary,
 			Host: d.cfg.Docker.Host, Network: d.cfg.Docker.Network, Transport: d.cfg.Docker.Transport, Pull: true,
@@ -175,6 +178,12 @@ func (d *Daemon) makeRuntimes() error {
 		}
 		d.runtimes = append(d.runtimes, rt)
 		d.onClose(func() { rt.Close() })
+		// Refused now, if the engine says so now; else at the first sandbox.
+		ctx, cancel := context.WithTimeout(ctx, engineLook)
+		defer cancel()
+		if err := rt.CheckStateDir(ctx); errors.Is(err, docker.ErrStateDir) {
+			return err
+		}
 	}
 	if d.cfg.Runtime != config.RuntimeDocker {
 		rt, err := local.New(local.Options{Instance: d.instance, StateDir: d.cfg.StateDir, Binary: d.o.Binary, Clock: d.o.Clock, Log: d.log})

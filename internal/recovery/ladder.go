@@ -324,16 +324,23 @@ func (c *climb) tryContinued(ctx context.Context, rung Rung, info *runtime.Info,
 	if err := begin(ctx, info.SandboxID); err != nil {
 		return nil, fmt.Errorf("starting the bridge: %w", err)
 	}
-	a, err := live.Await(ctx, c.rt, info.SandboxID, c.epoch, bridgeStart, c.Clock)
-	if err != nil {
-		return nil, err
-	}
-	hello, err := c.start(ctx, a, env, c.Agent.SessionID, live.Expect{SessionID: c.Agent.SessionID, Messages: c.Agent.Messages})
-	if err != nil {
+	for again := true; ; again = false {
+		a, err := live.Await(ctx, c.rt, info.SandboxID, c.epoch, bridgeStart, c.Clock)
+		if err != nil {
+			return nil, err
+		}
+		hello, err := c.start(ctx, a, env, c.Agent.SessionID, live.Expect{SessionID: c.Agent.SessionID, Messages: c.Agent.Messages})
+		if err == nil {
+			return &Outcome{Rung: rung, Live: a, Hello: hello, SandboxID: info.SandboxID}, nil
+		}
 		a.Close()
-		return nil, err
+		if !again || !errors.Is(err, bridge.ErrClosed) || ctx.Err() != nil {
+			return nil, err
+		}
+		// A bridge that was too slow for a hello, and so is not known by its
+		// epoch, may still have answered before begin ended it.
+		c.epoch = a.Hello().Epoch
 	}
-	return &Outcome{Rung: rung, Live: a, Hello: hello, SandboxID: info.SandboxID}, nil
 }
 
 // start starts the harness: continued on a session, or fresh where session is

@@ -217,7 +217,7 @@ func (o *owner) adopt(sub recovery.Subject, out *recovery.Outcome, wasPaused boo
 	restored := out.Rung == recovery.Restored
 	if out.Live == nil { // paused, and left so
 		o.settled = true
-		return o.append(o.recovered(out, ""))
+		return o.append(o.recovered(out))
 	}
 	if restored {
 		o.salvage(out.Previous)
@@ -241,14 +241,11 @@ func (o *owner) adopt(sub recovery.Subject, out *recovery.Outcome, wasPaused boo
 	for _, d := range out.Damaged {
 		t.add("", ledger.CheckpointDamaged, d, nil)
 	}
-	t.entries = append(t.entries, o.recovered(out, turnIDOf(interrupted)))
+	t.entries = append(t.entries, o.recovered(out))
 	if next := o.nextState(t, interrupted); next != o.row.State && !wasPaused {
 		e := o.change(next, string(out.Rung))
 		e.SandboxID = out.SandboxID
 		t.entries = append(t.entries, e)
-	}
-	if interrupted != nil && o.row.StopMode == "" {
-		o.retryInterrupted(t, *interrupted)
 	}
 	hit("swarm.before-recovered")
 	if wasPaused {
@@ -269,7 +266,7 @@ func (o *owner) adopt(sub recovery.Subject, out *recovery.Outcome, wasPaused boo
 		return err
 	}
 	hit("swarm.after-recovered")
-	o.turnID = t.turn
+	o.turnID, o.cutOff = t.turn, ""
 	o.countEnded(len(t.ended), OutcomeInterrupted)
 	o.log.Info("agent recovered", zap.String("rung", string(out.Rung)), zap.String("sandbox", out.SandboxID),
 		zap.String("previous", out.Previous), zap.Bool("blank", out.Blank), zap.Duration("took", out.Took))
@@ -277,13 +274,6 @@ func (o *owner) adopt(sub recovery.Subject, out *recovery.Outcome, wasPaused boo
 		o.letGo(out.Previous, sub.Checkpoint != nil)
 	}
 	return nil
-}
-
-func turnIDOf(t *ledger.Turn) string {
-	if t == nil {
-		return ""
-	}
-	return t.TurnID
 }
 
 // connect makes a connection the owner's own and reads the journal up to head.
@@ -368,9 +358,9 @@ func (o *owner) nextState(t *translation, interrupted *ledger.Turn) string {
 	return StateFailed
 }
 
-func (o *owner) recovered(out *recovery.Outcome, interruptedTurn string) ledger.Entry {
+func (o *owner) recovered(out *recovery.Outcome) ledger.Entry {
 	p := ledger.AgentRecoveredPayload{Rung: string(out.Rung), SandboxID: out.SandboxID, PreviousSandboxID: out.Previous,
-		Checkpoint: summary(out), Blank: out.Blank, InterruptedTurnID: interruptedTurn, TookMs: out.Took.Milliseconds(),
+		Checkpoint: summary(out), Blank: out.Blank, InterruptedTurnID: o.cutOff, TookMs: out.Took.Milliseconds(),
 		Attempts: out.Attempts}
 	if p.Attempts == nil {
 		p.Attempts = []ledger.RungAttempt{}

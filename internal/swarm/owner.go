@@ -49,6 +49,7 @@ type owner struct {
 	records <-chan []bridge.Record
 	waiting []bridge.Record // could not be stored yet
 	turnID  string          // handed to the harness and not ended
+	cutOff  string          // the turn that was interrupted since the agent was last brought back
 
 	task     *task
 	done     chan func()

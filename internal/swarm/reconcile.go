@@ -23,10 +23,53 @@ const (
 	actionForget  = "forget"
 )
 
-// orphanage remembers since when a sandbox that nobody claims was seen.
+// orphanage remembers the sandboxes that nobody claims. A daemon that starts
+// anew gives them their whole grace time again.
 type orphanage struct {
 	mu   sync.Mutex
-	seen map[string]time.Time
+	seen map[string]*orphan // by sandbox
+}
+
+type orphan struct {
+	runtime  string
+	since    time.Time
+	reported bool
+}
+
+// since is when the orphan was first seen.
+func (o *orphanage) since(sandboxID, runtime string, now time.Time) time.Time {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.seen == nil {
+		o.seen = map[string]*orphan{}
+	}
+	if o.seen[sandboxID] == nil {
+		o.seen[sandboxID] = &orphan{runtime: runtime, since: now}
+	}
+	return o.seen[sandboxID].since
+}
+
+// report is true once for each orphan.
+func (o *orphanage) report(sandboxID string) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	known := o.seen[sandboxID]
+	if known == nil || known.reported {
+		return false
+	}
+	known.reported = true
+	return true
+}
+
+// forget drops those of a runtime that are no longer there.
+func (o *orphanage) forget(runtimeName string, there map[string]runtime.Info) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for id, known := range o.seen {
+		if _, ok := there[id]; !ok && known.runtime == runtimeName {
+			delete(o.seen, id)
+		}
+	}
 }
 
 func (s *Swarm) reconcileLoop() {
@@ -103,7 +146,7 @@ func (s *Swarm) plan(ctx context.Context, rt runtime.Runtime, infos []runtime.In
 	there := map[string]runtime.Info{}
 	for _, info := range infos {
 		there[info.SandboxID] = info
-		a, orphan, err := s.planSandbox(ctx, info)
+		a, orphan, err := s.planSandbox(ctx, rt, info)
 		if err != nil {
 			return nil, 0, err
 		}
@@ -114,6 +157,7 @@ func (s *Swarm) plan(ctx context.Context, rt runtime.Runtime, infos []runtime.In
 			plan = append(plan, *a)
 		}
 	}
+	s.orphans.forget(rt.Name(), there)
 	agents, err := s.Ledger.Agents(ctx, ledger.AgentFilter{ExceptStates: final})
 	if err != nil {
 		return nil, 0, err
@@ -143,10 +187,10 @@ func (s *Swarm) plan(ctx context.Context, rt runtime.Runtime, infos []runtime.In
 }
 
 // planSandbox says what is to become of one sandbox that exists; nil: nothing.
-func (s *Swarm) planSandbox(ctx context.Context, info runtime.Info) (*Action, bool, error) {
+func (s *Swarm) planSandbox(ctx context.Context, rt runtime.Runtime, info runtime.Info) (*Action, bool, error) {
 	sb, err := s.Ledger.Sandbox(ctx, info.SandboxID)
 	if errors.Is(err, ledger.ErrNotFound) {
-		return s.planOrphan(info), true, nil
+		return s.planOrphan(rt, info), true, nil
 	}
 	if err != nil {
 		return nil, false, err
@@ -169,19 +213,13 @@ func (s *Swarm) planSandbox(ctx context.Context, info runtime.Info) (*Action, bo
 	return act, false, nil
 }
 
-func (s *Swarm) planOrphan(info runtime.Info) *Action {
-	s.orphans.mu.Lock()
-	defer s.orphans.mu.Unlock()
+func (s *Swarm) planOrphan(rt runtime.Runtime, info runtime.Info) *Action {
+	a := &Action{SandboxID: info.SandboxID, AgentID: info.AgentID, Action: actionKeep, Reason: "nobody claims it"}
 	now := s.Clock.Now()
-	since, ok := s.orphans.seen[info.SandboxID]
-	if !ok {
-		since = now
-		s.orphans.seen[info.SandboxID] = now
+	if now.Sub(s.orphans.since(info.SandboxID, rt.Name(), now)) >= s.OrphanGrace {
+		a.Action, a.Reason = actionRemove, "nobody claims it, and its grace time is over"
 	}
-	if now.Sub(since) >= s.OrphanGrace {
-		return &Action{SandboxID: info.SandboxID, AgentID: info.AgentID, Action: actionRemove, Reason: "nobody claims it, and its grace time is over"}
-	}
-	return &Action{SandboxID: info.SandboxID, AgentID: info.AgentID, Action: actionKeep, Reason: "nobody claims it"}
+	return a
 }
 
 // busy reports whether someone is working with a sandbox that is not (yet) its
@@ -230,9 +268,6 @@ func (s *Swarm) carryOut(ctx context.Context, rt runtime.Runtime, plan []Action)
 				a.AgentID = ""
 			}
 			s.removeSandbox(ctx, rt, runID, a.AgentID, a.SandboxID, a.Reason)
-			s.orphans.mu.Lock()
-			delete(s.orphans.seen, a.SandboxID)
-			s.orphans.mu.Unlock()
 		case actionForget:
 			if err := s.sandboxRemoved(ctx, "", a.AgentID, a.SandboxID, a.Reason); err != nil {
 				s.Log.Warn("recording that a sandbox is gone", zap.String("sandbox", a.SandboxID), zap.Error(err))
@@ -252,14 +287,8 @@ func (s *Swarm) carryOut(ctx context.Context, rt runtime.Runtime, plan []Action)
 
 // reportOrphan says once, in the ledger, that a sandbox is nobody's.
 func (s *Swarm) reportOrphan(ctx context.Context, a Action) {
-	if _, err := s.Ledger.Sandbox(ctx, a.SandboxID); err == nil {
-		return // known: rolled back
-	}
-	s.orphans.mu.Lock()
-	since, now := s.orphans.seen[a.SandboxID], s.Clock.Now()
-	s.orphans.mu.Unlock()
-	if !since.Equal(now) && now.Sub(since) > time.Second {
-		return
+	if !s.orphans.report(a.SandboxID) {
+		return // it is known, or was rolled back
 	}
 	s.Log.Warn("a sandbox of this instance belongs to no agent", zap.String("sandbox", a.SandboxID))
 	if _, err := s.Ledger.Append(ctx, ledger.Batch{Entries: []ledger.Entry{{SandboxID: a.SandboxID, Event: ledger.SandboxOrphaned,

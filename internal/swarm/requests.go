@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 
-	"go.uber.org/zap"
-
 	"github.com/alineod/alineod/internal/archive"
 	"github.com/alineod/alineod/internal/harness"
 	"github.com/alineod/alineod/internal/ids"
@@ -422,25 +420,4 @@ func (s *Swarm) AnswerPermission(ctx context.Context, id, requestID, decision, f
 		}
 		return *view, err
 	})
-}
-
-// retryInterrupted asks for an interrupted turn again, where its spec opted in.
-func (o *owner) retryInterrupted(t *translation, turn ledger.Turn) {
-	how := o.spec.Interrupt()
-	if how == spec.InterruptIdle || turn.Attempt >= o.spec.Retries() {
-		return
-	}
-	if how == spec.InterruptRetry && len(o.inFlight(turn.TurnID, nil)) > 0 {
-		return // the call may have done its work already
-	}
-	body, err := o.s.Ledger.Body(o.s.ctx, turn.RequestedSeq)
-	if err != nil {
-		o.log.Warn("reading an interrupted prompt", zap.Error(err))
-		return
-	}
-	of := turn.RetryOf
-	if of == "" {
-		of = turn.TurnID
-	}
-	t.add(ids.New(ids.Turn), ledger.TurnRequested, ledger.TurnRequestedPayload{Turn: o.row.Turn + 1, RetryOf: of, Attempt: turn.Attempt + 1}, raw(body))
 }

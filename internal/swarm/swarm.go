@@ -169,7 +169,6 @@ func New(c Config) *Swarm {
 	for _, rt := range c.Runtimes {
 		s.runtimes[rt.Name()] = rt
 	}
-	s.orphans.seen = map[string]time.Time{}
 	s.ladder = &recovery.Ladder{
 		Ledger: c.Ledger, Setup: s.setup, Store: c.Store, Clock: c.Clock, Log: c.Log,
 		Intend: s.intend, Abandoned: s.abandoned, Env: s.env,

@@ -11,7 +11,9 @@ import (
 
 	"github.com/alineod/alineod/internal/bridge"
 	"github.com/alineod/alineod/internal/harness"
+	"github.com/alineod/alineod/internal/ids"
 	"github.com/alineod/alineod/internal/ledger"
+	"github.com/alineod/alineod/internal/spec"
 )
 
 // fromHarness are the events a sandbox may put into the ledger. Anything else
@@ -259,6 +261,8 @@ func (t *translation) settle(turn *ledger.Turn, p ledger.TurnEndedPayload, body 
 		return
 	case OutcomeInterrupted:
 		t.add(turn.TurnID, ledger.AgentTurnInterrupted, map[string]any{"turn": turn.Number, "error": p.Error, "toolCalls": p.ToolCalls}, nil)
+		t.o.cutOff = turn.TurnID
+		t.retry(turn, p.ToolCalls)
 	default:
 		t.add(turn.TurnID, ledger.AgentTurnFailed, map[string]any{"turn": turn.Number, "class": p.Class, "error": p.Error}, nil)
 		if p.Class != "" {
@@ -266,6 +270,32 @@ func (t *translation) settle(turn *ledger.Turn, p ledger.TurnEndedPayload, body 
 		}
 	}
 	t.to(StateFailed, strings.TrimSpace("turn "+p.Outcome+" "+p.Class))
+}
+
+// retry asks for an interrupted turn again, where its spec opted in, in the
+// transaction that ends it. inFlight are its calls that began and did not end.
+func (t *translation) retry(turn *ledger.Turn, inFlight []ledger.ToolCall) {
+	o := t.o
+	if o.spec == nil { // a record that cannot be read
+		return
+	}
+	how := o.spec.Interrupt()
+	if how == spec.InterruptIdle || turn.Attempt >= o.spec.Retries() || o.row.StopMode != "" {
+		return
+	}
+	if how == spec.InterruptRetry && len(inFlight) > 0 {
+		return // the call may have done its work already
+	}
+	body, err := o.s.Ledger.Body(o.s.ctx, turn.RequestedSeq)
+	if err != nil {
+		o.log.Warn("reading an interrupted prompt", zap.Error(err))
+		return
+	}
+	of := turn.RetryOf
+	if of == "" {
+		of = turn.TurnID
+	}
+	t.add(ids.New(ids.Turn), ledger.TurnRequested, ledger.TurnRequestedPayload{Turn: o.row.Turn + 1, RetryOf: of, Attempt: turn.Attempt + 1}, raw(body))
 }
 
 // inFlight lists the tool calls of a turn that began and did not end; entries

@@ -69,12 +69,25 @@ type daemon struct {
 // its environment.
 func newDaemon(t *testing.T, env ...string) *daemon {
 	t.Helper()
-	bin, err := binary()
+	return newDaemonIn(t, stateDir(t), env...)
+}
+
+// stateDir makes a directory. It is none of t.TempDir: their names are long,
+// and sandboxes outlive the daemon.
+func stateDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "alineod-e2e-state-")
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Not t.TempDir: its names are long, and sandboxes outlive the daemon.
-	state, err := os.MkdirTemp("", "alineod-e2e-state-")
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+// newDaemonIn starts a daemon on a state directory.
+func newDaemonIn(t *testing.T, state string, env ...string) *daemon {
+	t.Helper()
+	bin, err := binary()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,7 +102,6 @@ func newDaemon(t *testing.T, env ...string) *daemon {
 		if t.Failed() {
 			t.Logf("log of the daemon:\n%s", d.log.tail(200))
 		}
-		os.RemoveAll(state)
 	})
 	d.start()
 	return d

@@ -92,7 +92,7 @@ func (d *Docker) adopt(ctx context.Context, info runtime.Info) (runtime.Info, er
 // create makes and starts the container. Its error is a conflict if the name
 // was taken meanwhile.
 func (d *Docker) create(ctx context.Context, req runtime.CreateRequest) (_ runtime.Info, err error) {
-	if err := d.settleTransport(ctx); err != nil {
+	if err := d.CheckStateDir(ctx); err != nil { // settles the transport
 		return runtime.Info{}, err
 	}
 	base, err := d.baseImage(ctx, req.Image)

@@ -97,6 +97,8 @@ type Docker struct {
 	transportMu sync.Mutex
 	transport   atomic.Value // string: what is known, or assumed, by now
 	settled     atomic.Bool  // transport is known
+
+	stateDirHolds atomic.Bool // see CheckStateDir
 }
 
 var _ runtime.Runtime = (*Docker)(nil)
