@@ -294,8 +294,9 @@ func TestOutOfMemory(t *testing.T) {
 	if _, err := d.Create(ctx, req); err != nil {
 		t.Fatal(err)
 	}
-	// The tail of an endless line without an end is all of it.
-	code, err := d.Exec(ctx, req.SandboxID, runtime.ExecRequest{Args: []string{"sh", "-c", "tr '\\0' x </dev/zero | tail -n 1; exit 9"}})
+	// The tail of a line without an end is all of it. The kernel is told whom
+	// to take.
+	code, err := d.Exec(ctx, req.SandboxID, runtime.ExecRequest{Args: []string{"sh", "-c", "tr '\\0' x </dev/zero | (echo 1000 >/proc/self/oom_score_adj; exec tail -n 1); exit 9"}})
 	if err != nil || code != 9 {
 		t.Fatalf("Exec: %d, %v; want the shell to outlive the command", code, err)
 	}
