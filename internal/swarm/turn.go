@@ -239,6 +239,12 @@ func (t *translation) endTurn(r *bridge.Record, turn *ledger.Turn, e *harness.Ev
 		}
 		p.ToolCalls = t.o.inFlight(turn.TurnID, t.entries)
 	}
+	if p.Outcome == OutcomeAborted && t.o.row.StopMode == "" {
+		// Nobody asked for that here: its sandbox was told to end, by the
+		// engine or by other people, and the harness ended the turn first.
+		p.Outcome = OutcomeInterrupted
+		p.ToolCalls = t.o.inFlight(turn.TurnID, t.entries)
+	}
 	p.OwesCheckpoint = p.Outcome == OutcomeSuccess && t.o.row.Checkpointing
 	t.settle(turn, p, raw(e.Body))
 	if t.turn == turn.TurnID {
