@@ -55,7 +55,7 @@ func TestMain(m *testing.M) {
 
 // daemon is one state directory and the daemon that runs on it, if one does.
 type daemon struct {
-	t      *testing.T
+	t      testing.TB
 	dir    string // the state directory
 	bin    string
 	env    []string
@@ -67,14 +67,14 @@ type daemon struct {
 
 // newDaemon makes a state directory and starts a daemon on it. env is added to
 // its environment.
-func newDaemon(t *testing.T, env ...string) *daemon {
+func newDaemon(t testing.TB, env ...string) *daemon {
 	t.Helper()
 	return newDaemonIn(t, stateDir(t), env...)
 }
 
 // stateDir makes a directory. It is none of t.TempDir: their names are long,
 // and sandboxes outlive the daemon.
-func stateDir(t *testing.T) string {
+func stateDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "alineod-e2e-state-")
 	if err != nil {
@@ -85,7 +85,7 @@ func stateDir(t *testing.T) string {
 }
 
 // newDaemonIn starts a daemon on a state directory.
-func newDaemonIn(t *testing.T, state string, env ...string) *daemon {
+func newDaemonIn(t testing.TB, state string, env ...string) *daemon {
 	t.Helper()
 	bin, err := binary()
 	if err != nil {

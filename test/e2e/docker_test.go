@@ -21,7 +21,7 @@ import (
 )
 
 // docker runs the engine's own client, as another person would.
-func docker(t *testing.T, args ...string) string {
+func docker(t testing.TB, args ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -34,7 +34,7 @@ func docker(t *testing.T, args ...string) string {
 
 // newDockerDaemon starts a daemon whose sandboxes are containers without a
 // network.
-func newDockerDaemon(t *testing.T, env ...string) *daemon {
+func newDockerDaemon(t testing.TB, env ...string) *daemon {
 	t.Helper()
 	if raceDetector {
 		t.Skip("containers take a static program, and the race detector makes none")

@@ -22,7 +22,7 @@ const scripted = `{"harness": "scripted", "checkpoint": true, "env": {"TOKEN": "
 
 // processes finds the processes of a sandbox by what stands on their command
 // line beside its id.
-func processes(t *testing.T, sandbox, word string) []int {
+func processes(t testing.TB, sandbox, word string) []int {
 	t.Helper()
 	out, err := exec.Command("pgrep", "-f", word+".*"+sandbox).Output()
 	if err != nil {
@@ -38,7 +38,7 @@ func processes(t *testing.T, sandbox, word string) []int {
 	return pids
 }
 
-func killAll(t *testing.T, pids []int) {
+func killAll(t testing.TB, pids []int) {
 	t.Helper()
 	if len(pids) == 0 {
 		t.Fatal("no such process")
@@ -83,7 +83,7 @@ func (d *daemon) inTurn(agent, turn string) {
 	})
 }
 
-func want(t *testing.T, what string, got, want any) {
+func want(t testing.TB, what string, got, want any) {
 	t.Helper()
 	if fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("%s: got %v, want %v", what, got, want)
