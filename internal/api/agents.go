@@ -45,6 +45,11 @@ type stopBody struct {
 
 type keyedBody struct{ Keyed }
 
+type execBody struct {
+	swarm.ExecRequest
+	Keyed
+}
+
 type permissionBody struct {
 	Decision string `json:"decision" enum:"once,always,reject"`
 	Feedback string `json:"feedback,omitempty" doc:"Told to the harness with the decision"`
@@ -175,14 +180,8 @@ func (s *server) sandboxWork() {
 			return s.Swarm.AnswerPermission(ctx, req.id(), req.r.PathValue("requestId"),
 				req.body.Decision, req.body.Feedback, req.idem)
 		})
-	exec := agentRoute(http.MethodPost, "/exec", "exec", "Run a command in the sandbox; not repeatable, so it takes no idempotency key")
-	exec.changes = false
-	handle(rs, exec, func(ctx context.Context, req *in[swarm.ExecRequest]) (swarm.ExecAnswer, error) {
-		// A key that is not honoured would be a promise broken at the worst
-		// moment: the command would run twice.
-		if req.r.Header.Get(keyHeader) != "" {
-			return swarm.ExecAnswer{}, invalid("invalid_key", "a command cannot be given an idempotency key: it runs each time it is asked for")
-		}
-		return s.Swarm.Exec(ctx, req.id(), req.body)
-	})
+	handle(rs, agentRoute(http.MethodPost, "/exec", "exec", "Run a command in the sandbox; under a key at most once"),
+		func(ctx context.Context, req *in[execBody]) (swarm.ExecAnswer, error) {
+			return s.Swarm.Exec(ctx, req.id(), req.body.ExecRequest, req.idem)
+		})
 }

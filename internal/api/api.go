@@ -40,7 +40,7 @@ type Swarm interface {
 	StartRun(ctx context.Context, req swarm.StartRunRequest) (swarm.StartRunAnswer, error)
 	Runs(ctx context.Context, state string, limit int, after string) (swarm.RunsView, error)
 	Run(ctx context.Context, id string) (swarm.RunView, error)
-	DeleteRun(ctx context.Context, id string) error
+	DeleteRun(ctx context.Context, id string, idem swarm.Idempotency) error
 
 	Agent(ctx context.Context, id string) (swarm.AgentView, error)
 	Agents(ctx context.Context) ([]swarm.AgentView, error)
@@ -64,13 +64,13 @@ type Swarm interface {
 
 	Permissions(ctx context.Context, id string) ([]swarm.PermissionView, error)
 	AnswerPermission(ctx context.Context, id, requestID, decision, feedback string, idem swarm.Idempotency) (swarm.PermissionView, error)
-	Exec(ctx context.Context, id string, req swarm.ExecRequest) (swarm.ExecAnswer, error)
+	Exec(ctx context.Context, id string, req swarm.ExecRequest, idem swarm.Idempotency) (swarm.ExecAnswer, error)
 
-	SandboxReattach(ctx context.Context, sandboxID string) (swarm.WayBack, error)
-	SandboxResume(ctx context.Context, sandboxID string) (swarm.WayBack, error)
-	SandboxAttach(ctx context.Context, sandboxID string) (swarm.WayBack, error)
+	SandboxReattach(ctx context.Context, sandboxID string, idem swarm.Idempotency) (swarm.WayBack, error)
+	SandboxResume(ctx context.Context, sandboxID string, idem swarm.Idempotency) (swarm.WayBack, error)
+	SandboxAttach(ctx context.Context, sandboxID string, idem swarm.Idempotency) (swarm.WayBack, error)
 
-	Reconcile(ctx context.Context, dryRun bool) ([]swarm.Action, error)
+	ReconcileOnce(ctx context.Context, dryRun bool, idem swarm.Idempotency) ([]swarm.Action, error)
 	Readiness() swarm.Readiness
 	// Follow replays what is stored after the seq after and goes on live,
 	// without gap or double; after < 0 is only from now on. An empty runID is

@@ -40,19 +40,17 @@ type ledgerView struct {
 func (s *server) sandboxRoutes() {
 	for _, way := range []struct {
 		name, summary string
-		do            func(context.Context, string) (swarm.WayBack, error)
+		do            func(context.Context, string, swarm.Idempotency) (swarm.WayBack, error)
 	}{
 		{"reattach", "Bind to the bridge that runs in a sandbox", s.Swarm.SandboxReattach},
 		{"resume", "Restart the bridge in a sandbox and go on", s.Swarm.SandboxResume},
 		{"attach", "Hold a sandbox for commands only", s.Swarm.SandboxAttach},
 	} {
-		// A way back leads to the same place however often it is gone, so the
-		// key that these accept changes nothing.
 		handle(s.routes, route{
 			method: http.MethodPost, path: "/sandboxes/{id}/" + way.name, id: way.name + "Sandbox",
 			summary: way.summary, tag: "sandboxes", changes: true,
 		}, func(ctx context.Context, req *in[keyedBody]) (swarm.WayBack, error) {
-			return way.do(ctx, req.id())
+			return way.do(ctx, req.id(), req.idem)
 		})
 	}
 }
@@ -87,7 +85,7 @@ func (s *server) daemonRoutes() {
 	reconcile := daemon(http.MethodPost, "/reconcile", "reconcile", "Compare the ledger with the runtimes and mend")
 	reconcile.changes = true
 	handle(rs, reconcile, func(ctx context.Context, req *in[reconcileBody]) (reconcileView, error) {
-		actions, err := s.Swarm.Reconcile(ctx, req.body.DryRun)
+		actions, err := s.Swarm.ReconcileOnce(ctx, req.body.DryRun, req.idem)
 		return reconcileView{DryRun: req.body.DryRun, Actions: list(actions)}, err
 	})
 	s.ledgerRoute("verify", "Compare the ledger's projections with its log", s.Verify)

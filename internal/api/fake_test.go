@@ -59,7 +59,7 @@ func (f *fake) Runs(_ ctx, state string, limit int, after string) (swarm.RunsVie
 	return f.runs(state, limit, after)
 }
 func (f *fake) Run(_ ctx, id string) (swarm.RunView, error)     { return f.run(id) }
-func (f *fake) DeleteRun(_ ctx, id string) error                { return f.deleteRun(id) }
+func (f *fake) DeleteRun(_ ctx, id string, _ idem) error        { return f.deleteRun(id) }
 func (f *fake) Agent(_ ctx, id string) (swarm.AgentView, error) { return f.agent(id) }
 func (f *fake) Agents(ctx) ([]swarm.AgentView, error)           { return f.agents() }
 func (f *fake) Prompt(_ ctx, id string, r swarm.PromptRequest) (swarm.PromptAnswer, error) {
@@ -106,21 +106,23 @@ func (f *fake) Permissions(_ ctx, id string) ([]swarm.PermissionView, error) {
 func (f *fake) AnswerPermission(_ ctx, id, requestID, decision, feedback string, i idem) (swarm.PermissionView, error) {
 	return f.answerPermission(id, requestID, decision, feedback, i)
 }
-func (f *fake) Exec(c ctx, id string, r swarm.ExecRequest) (swarm.ExecAnswer, error) {
+func (f *fake) Exec(c ctx, id string, r swarm.ExecRequest, _ idem) (swarm.ExecAnswer, error) {
 	return f.exec(c, id, r)
 }
-func (f *fake) SandboxReattach(_ ctx, id string) (swarm.WayBack, error) {
-	return f.way("reattach", id, idem{})
+func (f *fake) SandboxReattach(_ ctx, id string, i idem) (swarm.WayBack, error) {
+	return f.way("reattach", id, i)
 }
-func (f *fake) SandboxResume(_ ctx, id string) (swarm.WayBack, error) {
-	return f.way("resume", id, idem{})
+func (f *fake) SandboxResume(_ ctx, id string, i idem) (swarm.WayBack, error) {
+	return f.way("resume", id, i)
 }
-func (f *fake) SandboxAttach(_ ctx, id string) (swarm.WayBack, error) {
-	return f.way("attach", id, idem{})
+func (f *fake) SandboxAttach(_ ctx, id string, i idem) (swarm.WayBack, error) {
+	return f.way("attach", id, i)
 }
-func (f *fake) Reconcile(_ ctx, dryRun bool) ([]swarm.Action, error) { return f.reconcile(dryRun) }
-func (f *fake) Readiness() swarm.Readiness                           { return f.readiness }
-func (f *fake) Follow(after int64, runID string) api.Stream          { return f.follow(after, runID) }
+func (f *fake) ReconcileOnce(_ ctx, dryRun bool, _ idem) ([]swarm.Action, error) {
+	return f.reconcile(dryRun)
+}
+func (f *fake) Readiness() swarm.Readiness                  { return f.readiness }
+func (f *fake) Follow(after int64, runID string) api.Stream { return f.follow(after, runID) }
 
 // metrics remembers what was observed.
 type metrics struct {

@@ -61,8 +61,7 @@ func (s *server) runRoutes() {
 		method: http.MethodDelete, path: "/runs/{id}", id: "deleteRun", tag: "runs", changes: true,
 		summary: "End a run: its live agents are aborted, its history stays", status: http.StatusNoContent,
 	}, func(ctx context.Context, req *in[none]) (none, error) {
-		// Doing it again is doing nothing, with a key or without.
-		return none{}, s.Swarm.DeleteRun(ctx, req.id())
+		return none{}, s.Swarm.DeleteRun(ctx, req.id(), req.idem)
 	})
 	rs.raw(route{
 		method: http.MethodGet, path: "/runs/{id}/events", id: "followRun", tag: "events", params: resumeParams,

@@ -37,6 +37,45 @@ func idempotent[T any](ctx context.Context, s *Swarm, idem Idempotency, do func(
 	return v, clientError(err)
 }
 
+// kept carries out what is harmless to do twice, and keeps the answer under the
+// request's key when it is done: a daemon that dies before that does it again.
+func kept[T any](ctx context.Context, s *Swarm, idem Idempotency, do func() (T, error)) (T, error) {
+	return idempotent(ctx, s, idem, func(key withKey) (T, error) {
+		v, err := do()
+		if req := key(v); err == nil && req != nil {
+			_, err = s.Ledger.Append(context.WithoutCancel(ctx), ledger.Batch{Request: req})
+		}
+		return v, err
+	})
+}
+
+// once carries out what must not be done twice: the key is stored before, the
+// answer after. Where a crash came between the two, nobody knows the answer.
+func once[T any](ctx context.Context, s *Swarm, idem Idempotency, do func() (T, error)) (T, error) {
+	if idem.Key == "" {
+		return do()
+	}
+	answered := idem
+	answered.Scope += " answered"
+	var zero T
+	begun, err := idempotent(ctx, s, idem, func(key withKey) (bool, error) {
+		_, err := s.Ledger.Append(ctx, ledger.Batch{Request: key(true)})
+		return false, err
+	})
+	if err != nil {
+		return zero, err
+	}
+	if begun {
+		v, found, err := replay[T](ctx, s, answered)
+		if err == nil && !found {
+			err = &Error{Kind: ErrConflict, Code: "outcome_unknown",
+				Message: "this was begun under the same idempotency key and has not ended, or the daemon ended first; it is not done again"}
+		}
+		return v, err
+	}
+	return kept(ctx, s, answered, do)
+}
+
 func replay[T any](ctx context.Context, s *Swarm, idem Idempotency) (v T, found bool, err error) {
 	stored, err := s.Ledger.Request(ctx, idem.Scope, idem.Key)
 	switch {

@@ -19,7 +19,12 @@ type statusOf struct{ live *live.Agent }
 
 // DeleteRun ends every agent of a run and closes it. It is idempotent; the
 // history stays.
-func (s *Swarm) DeleteRun(ctx context.Context, id string) error {
+func (s *Swarm) DeleteRun(ctx context.Context, id string, idem Idempotency) error {
+	_, err := kept(ctx, s, idem, func() (none, error) { return none{}, s.deleteRun(ctx, id) })
+	return err
+}
+
+func (s *Swarm) deleteRun(ctx context.Context, id string) error {
 	r, err := s.Ledger.Run(ctx, id)
 	if errors.Is(err, ledger.ErrNotFound) {
 		return notFound("run", id)
@@ -49,12 +54,16 @@ func (s *Swarm) DeleteRun(ctx context.Context, id string) error {
 
 // TakeCheckpoint takes one of an idle agent now.
 func (s *Swarm) TakeCheckpoint(ctx context.Context, id string, idem Idempotency) (CheckpointView, error) {
+	return kept(ctx, s, idem, func() (CheckpointView, error) { return s.checkpointNow(ctx, id) })
+}
+
+func (s *Swarm) checkpointNow(ctx context.Context, id string) (CheckpointView, error) {
 	type result struct {
 		view CheckpointView
 		err  error
 	}
 	ch := make(chan result, 1)
-	v, err := request(ctx, s, id, actCheckpoint, idem, func(o *owner, _ withKey) (*CheckpointView, error) {
+	v, err := request(ctx, s, id, actCheckpoint, Idempotency{}, func(o *owner, _ withKey) (*CheckpointView, error) {
 		if o.live == nil || o.task != nil || o.turnID != "" {
 			return nil, &Error{Kind: ErrUnavailable, Code: "busy", Message: "the agent is being worked on; ask again"}
 		}
@@ -107,7 +116,9 @@ func (s *Swarm) RestoreCheckpoint(ctx context.Context, id string, turn int, idem
 		return WayBack{}, err
 	}
 	waiter := make(chan wayBack, 1)
+	asked := false
 	_, err = request(ctx, s, id, actRollback, idem, func(o *owner, key withKey) (Accepted, error) {
+		asked = true
 		if o.task != nil || o.rt == nil {
 			return Accepted{}, &Error{Kind: ErrUnavailable, Code: "busy", Message: "the agent is being worked on; ask again"}
 		}
@@ -122,17 +133,7 @@ func (s *Swarm) RestoreCheckpoint(ctx context.Context, id string, turn int, idem
 		o.climb(recovery.Subject{Agent: o.row, Spec: o.spec, Checkpoint: &cp}, recovery.Limits{From: recovery.Restored}, false)
 		return answer, nil
 	})
-	if err != nil {
-		return WayBack{}, err
-	}
-	select {
-	case w := <-waiter:
-		return w.view, w.err
-	case <-ctx.Done():
-		return WayBack{}, ctx.Err()
-	case <-s.ctx.Done():
-		return WayBack{}, &Error{Kind: ErrUnavailable, Code: "stopping", Message: errStopping.Error()}
-	}
+	return s.awaitWayBack(ctx, id, waiter, !asked, err)
 }
 
 // CheckpointArchive opens a checkpoint as a plain tar. The caller closes it.
@@ -151,6 +152,10 @@ func (s *Swarm) CheckpointArchive(ctx context.Context, id string, turn int) (io.
 // ImportCheckpoint stores a tar as an agent's newest checkpoint. It is what a
 // restore tries first from then on; the sandbox is not touched.
 func (s *Swarm) ImportCheckpoint(ctx context.Context, id string, r io.Reader, idem Idempotency) (CheckpointView, error) {
+	return kept(ctx, s, idem, func() (CheckpointView, error) { return s.importCheckpoint(ctx, id, r) })
+}
+
+func (s *Swarm) importCheckpoint(ctx context.Context, id string, r io.Reader) (CheckpointView, error) {
 	row, err := s.agentRow(ctx, id)
 	if err != nil {
 		return CheckpointView{}, err
@@ -163,7 +168,7 @@ func (s *Swarm) ImportCheckpoint(ctx context.Context, id string, r io.Reader, id
 	if err != nil {
 		return CheckpointView{}, invalid("archive", err.Error())
 	}
-	return request(ctx, s, id, actRecover, idem, func(o *owner, _ withKey) (CheckpointView, error) {
+	return request(ctx, s, id, actRecover, Idempotency{}, func(o *owner, _ withKey) (CheckpointView, error) {
 		err := o.recordCheckpoint(o.row.SandboxID, ledger.AgentCheckpointedPayload{Turn: row.Turn, SnapshotRef: stored.Ref, SHA256: stored.SHA256,
 			Bytes: stored.Bytes, Files: stored.Files, TookMs: took.Milliseconds(), SessionID: o.row.SessionID, Messages: o.row.Messages, Imported: true})
 		if err != nil {
@@ -178,8 +183,9 @@ const (
 	execDefault = 5 * time.Minute
 )
 
-// Exec runs a command in an agent's sandbox, to its end.
-func (s *Swarm) Exec(ctx context.Context, id string, r ExecRequest) (ExecAnswer, error) {
+// Exec runs a command in an agent's sandbox, to its end. Under a key it runs at
+// most once.
+func (s *Swarm) Exec(ctx context.Context, id string, r ExecRequest, idem Idempotency) (ExecAnswer, error) {
 	if len(r.Command) == 0 || r.Command[0] == "" {
 		return ExecAnswer{}, invalid("command", "is empty")
 	}
@@ -191,6 +197,11 @@ func (s *Swarm) Exec(ctx context.Context, id string, r ExecRequest) (ExecAnswer,
 	if !may(actExec, row.State) || row.SandboxID == "" || rt == nil {
 		return ExecAnswer{}, refused(actExec, row.State)
 	}
+	return once(ctx, s, idem, func() (ExecAnswer, error) { return run(ctx, rt, row.SandboxID, r) })
+}
+
+// run runs a command in a sandbox.
+func run(ctx context.Context, rt runtime.Runtime, sandboxID string, r ExecRequest) (ExecAnswer, error) {
 	limit := execDefault
 	if r.TimeoutSec > 0 {
 		limit = time.Duration(r.TimeoutSec) * time.Second
@@ -198,7 +209,7 @@ func (s *Swarm) Exec(ctx context.Context, id string, r ExecRequest) (ExecAnswer,
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	stdout, stderr := &capped{}, &capped{}
-	code, err := rt.Exec(ctx, row.SandboxID, runtime.ExecRequest{Args: r.Command, Env: r.Env, Workdir: r.Cwd, User: r.User, Stdout: stdout, Stderr: stderr})
+	code, err := rt.Exec(ctx, sandboxID, runtime.ExecRequest{Args: r.Command, Env: r.Env, Workdir: r.Cwd, User: r.User, Stdout: stdout, Stderr: stderr})
 	if err != nil {
 		if errors.Is(err, context.DeadlineExceeded) {
 			return ExecAnswer{}, &Error{Kind: ErrUnavailable, Code: "exec_timeout", Message: fmt.Sprintf("the command did not end within %s", limit)}

@@ -87,6 +87,12 @@ func (s *Swarm) reconcileLoop() {
 	}
 }
 
+// ReconcileOnce is Reconcile for a client, whose repeated request gets the first
+// answer.
+func (s *Swarm) ReconcileOnce(ctx context.Context, dryRun bool, idem Idempotency) ([]Action, error) {
+	return kept(ctx, s, idem, func() ([]Action, error) { return s.Reconcile(ctx, dryRun) })
+}
+
 // Reconcile lists the sandboxes of every runtime, compares them with the ledger
 // and acts: an agent whose sandbox is gone goes on the ladder; a sandbox that
 // was let go is removed; one that nobody claims is reported, kept for a grace

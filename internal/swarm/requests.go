@@ -290,18 +290,22 @@ func (s *Swarm) Revive(ctx context.Context, id string, idem Idempotency) (WayBac
 
 // SandboxReattach binds to the bridge that runs in a sandbox: ErrConflict if it
 // does not answer and the sandbox is alive; restores when it is gone.
-func (s *Swarm) SandboxReattach(ctx context.Context, sandboxID string) (WayBack, error) {
-	return s.sandboxWay(ctx, sandboxID, func(o *owner) { o.from, o.gentle = recovery.Reattached, true })
+func (s *Swarm) SandboxReattach(ctx context.Context, sandboxID string, idem Idempotency) (WayBack, error) {
+	return s.sandboxWay(ctx, sandboxID, idem, func(o *owner) { o.from, o.gentle = recovery.Reattached, true })
 }
 
 // SandboxResume restarts the bridge and continues the session; it restores when
 // the sandbox is gone.
-func (s *Swarm) SandboxResume(ctx context.Context, sandboxID string) (WayBack, error) {
-	return s.sandboxWay(ctx, sandboxID, func(o *owner) { o.from = recovery.Resumed })
+func (s *Swarm) SandboxResume(ctx context.Context, sandboxID string, idem Idempotency) (WayBack, error) {
+	return s.sandboxWay(ctx, sandboxID, idem, func(o *owner) { o.from = recovery.Resumed })
 }
 
 // SandboxAttach says whose a sandbox is and touches nothing in it.
-func (s *Swarm) SandboxAttach(ctx context.Context, sandboxID string) (WayBack, error) {
+func (s *Swarm) SandboxAttach(ctx context.Context, sandboxID string, idem Idempotency) (WayBack, error) {
+	return kept(ctx, s, idem, func() (WayBack, error) { return s.attach(ctx, sandboxID) })
+}
+
+func (s *Swarm) attach(ctx context.Context, sandboxID string) (WayBack, error) {
 	a, err := s.agentOfSandbox(ctx, sandboxID)
 	if err != nil {
 		return WayBack{}, err
@@ -324,7 +328,7 @@ func (s *Swarm) agentOfSandbox(ctx context.Context, sandboxID string) (ledger.Ag
 	return a, err
 }
 
-func (s *Swarm) sandboxWay(ctx context.Context, sandboxID string, how func(*owner)) (WayBack, error) {
+func (s *Swarm) sandboxWay(ctx context.Context, sandboxID string, idem Idempotency, how func(*owner)) (WayBack, error) {
 	a, err := s.agentOfSandbox(ctx, sandboxID)
 	if err != nil {
 		return WayBack{}, err
@@ -333,13 +337,15 @@ func (s *Swarm) sandboxWay(ctx context.Context, sandboxID string, how func(*owne
 	if may(actRevive, a.State) {
 		action = actRevive
 	}
-	return s.ladderRequest(ctx, a.AgentID, action, Idempotency{}, how)
+	return s.ladderRequest(ctx, a.AgentID, action, idem, how)
 }
 
 // ladderRequest puts an agent on the ladder and waits for what comes of it.
 func (s *Swarm) ladderRequest(ctx context.Context, id, action string, idem Idempotency, how func(*owner)) (WayBack, error) {
 	waiter := make(chan wayBack, 1)
+	asked := false
 	_, err := request(ctx, s, id, action, idem, func(o *owner, key withKey) (Accepted, error) {
+		asked = true
 		if o.task != nil {
 			if o.task.name == "climb" && action == actRecover { // it is being done
 				o.waiters = append(o.waiters, waiter)
@@ -372,6 +378,15 @@ func (s *Swarm) ladderRequest(ctx context.Context, id, action string, idem Idemp
 		o.revive = true
 		return answer, nil
 	})
+	return s.awaitWayBack(ctx, id, waiter, !asked, err)
+}
+
+// awaitWayBack waits for what comes of a climb that was asked for. A repeated
+// request joins the climb, or learns how the last one ended.
+func (s *Swarm) awaitWayBack(ctx context.Context, id string, waiter chan wayBack, repeated bool, err error) (WayBack, error) {
+	if err == nil && repeated {
+		err = s.joinClimb(ctx, id, waiter)
+	}
 	if err != nil {
 		return WayBack{}, err
 	}
@@ -384,6 +399,48 @@ func (s *Swarm) ladderRequest(ctx context.Context, id, action string, idem Idemp
 		return WayBack{}, &Error{Kind: ErrUnavailable, Code: "stopping", Message: errStopping.Error()}
 	}
 }
+
+// joinClimb has a waiter told how the climb ends that is going on or, where
+// none is, how the last one ended.
+func (s *Swarm) joinClimb(ctx context.Context, id string, waiter chan wayBack) error {
+	s.mu.Lock()
+	o := s.owners[id]
+	s.mu.Unlock()
+	row, err := s.agentRow(ctx, id)
+	if err != nil {
+		return err
+	}
+	if o == nil {
+		return refused("bring back", row.State)
+	}
+	_, err = ask(ctx, o, func() (none, error) {
+		if o.row.State == StateRecovering || o.task != nil && o.task.name == "climb" {
+			o.waiters = append(o.waiters, waiter)
+			return none{}, nil
+		}
+		if !needsSandbox(o.row.State) {
+			return none{}, refused("bring back", o.row.State)
+		}
+		last, err := s.Ledger.Events(ctx, ledger.EventFilter{AgentID: id, Names: []string{ledger.AgentRecovered}, Desc: true, Limit: 1})
+		if err != nil {
+			return none{}, err
+		}
+		view := WayBack{AgentID: id, SandboxID: o.row.SandboxID, Rung: "started", Turn: o.row.Turn}
+		if len(last) > 0 {
+			var p ledger.AgentRecoveredPayload
+			if err := json.Unmarshal(last[0].Payload, &p); err != nil {
+				return none{}, fmt.Errorf("reading event %d: %w", last[0].Seq, err)
+			}
+			view.Rung, view.Checkpoint = p.Rung, p.Checkpoint
+		}
+		waiter <- wayBack{view: view}
+		return none{}, nil
+	})
+	return err
+}
+
+// none is an answer that says nothing.
+type none struct{}
 
 // AnswerPermission decides a request of the harness: once, always or reject.
 func (s *Swarm) AnswerPermission(ctx context.Context, id, requestID, decision, feedback string, idem Idempotency) (PermissionView, error) {
