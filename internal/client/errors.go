@@ -23,7 +23,7 @@ var (
 	ErrAuth        = errors.New("not allowed")          // 401, 403
 	ErrNotFound    = errors.New("not found")            // 404
 	ErrConflict    = errors.New("conflict")             // 409
-	ErrUnavailable = errors.New("unavailable just now") // 429, 503
+	ErrUnavailable = errors.New("unavailable just now") // 429, 503, 507
 )
 
 // NoDaemonError tells that nothing listens at an address. It is ErrNoDaemon.
@@ -62,7 +62,7 @@ func (e *Error) kind() error {
 		return ErrNotFound
 	case http.StatusConflict:
 		return ErrConflict
-	case http.StatusTooManyRequests, http.StatusServiceUnavailable:
+	case http.StatusTooManyRequests, http.StatusServiceUnavailable, http.StatusInsufficientStorage:
 		return ErrUnavailable
 	}
 	return nil

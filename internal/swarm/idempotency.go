@@ -95,8 +95,6 @@ func clientError(err error) error {
 	switch {
 	case errors.Is(err, ledger.ErrKeyReused):
 		return &Error{Kind: ErrConflict, Code: "key_reused", Message: "this idempotency key was used with a different body"}
-	case errors.Is(err, ledger.ErrFull):
-		return &Error{Kind: ErrUnavailable, Code: "disk_full", Message: err.Error()}
 	case errors.Is(err, ledger.ErrConflict):
 		return &Error{Kind: ErrConflict, Code: "conflict", Message: err.Error()}
 	}

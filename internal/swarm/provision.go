@@ -100,8 +100,10 @@ func (o *owner) notProvisioned(err error) {
 		class = harness.ClassSessionFailed
 	}
 	entries, ended := o.settleOpen(OutcomeFailed, class, err.Error(), true)
+	if ended == 0 { // else its turns say so
+		entries = append(entries, ledger.Entry{Event: ledger.AgentDiagnosed, Payload: ledger.AgentDiagnosedPayload{Class: class, Error: err.Error()}})
+	}
 	entries = append(entries,
-		ledger.Entry{Event: ledger.AgentDiagnosed, Payload: ledger.AgentDiagnosedPayload{Class: class, Error: err.Error()}},
 		ledger.Entry{Event: ledger.AgentEnded, Payload: ledger.AgentEndedPayload{Outcome: OutcomeFailed,
 			EndedAt: o.s.Clock.Now().UnixMilli(), Error: err.Error()}},
 		o.change(StateCrashed, class))
