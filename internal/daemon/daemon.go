@@ -119,7 +119,7 @@ func New(ctx context.Context, cfg *config.Config, o Options) (_ *Daemon, err err
 		DefaultImage: cfg.DefaultImage, Retain: cfg.Checkpoints.Retain, AllowUnsandboxed: cfg.Local.AllowUnsandboxed,
 		Parallelism: cfg.Recovery.Parallelism, ReconcileEvery: cfg.Recovery.ReconcileEvery, OrphanGrace: cfg.Recovery.OrphanGrace,
 		HelloTimeout: cfg.Timeouts.BridgeHello, StopGrace: cfg.Timeouts.Stop, TakeTimeout: cfg.Timeouts.Checkpoint,
-		Provisioning: cfg.Timeouts.Provision,
+		Provisioning: cfg.Timeouts.Provision, TurnIdle: cfg.Timeouts.TurnIdle,
 	})
 	d.onClose(d.swarm.Close)
 	return d, nil

@@ -132,7 +132,7 @@ func (s *Swarm) watch(rt runtime.Runtime) {
 			s.Log.Warn("runtime does not answer; its agents are held", zap.String("runtime", rt.Name()))
 			s.look(rt, first)
 			first = false
-		case runtime.EventDied, runtime.EventRemoved, runtime.EventOOM:
+		case runtime.EventDied, runtime.EventRemoved, runtime.EventOOM, runtime.EventPaused, runtime.EventUnpaused:
 			s.happened(e)
 		}
 	}
@@ -228,6 +228,10 @@ func (o *owner) happened(e runtime.Event) {
 		}
 		return
 	}
+	if e.Type == runtime.EventPaused || e.Type == runtime.EventUnpaused {
+		o.frozen(e.Type == runtime.EventPaused)
+		return
+	}
 	if o.task != nil {
 		o.relook = true
 		return
@@ -238,4 +242,22 @@ func (o *owner) happened(e runtime.Event) {
 	o.log.Info("sandbox is gone or has ended", zap.String("sandbox", e.SandboxID), zap.String("event", string(e.Type)))
 	o.lostBridge(errors.New(string(e.Type)))
 	o.from = recovery.Reattached
+}
+
+// frozen follows what other people do to a sandbox. What a client asked for is
+// in the row already when the runtime tells of it.
+func (o *owner) frozen(now bool) {
+	if o.task != nil || o.row.StopMode != "" || !needsSandbox(o.row.State) {
+		return
+	}
+	switch {
+	case now && o.row.State != StatePaused:
+		o.lostBridge(errors.New("its sandbox was frozen"))
+	case !now && o.row.State == StatePaused && o.row.PausedBy == pausedByRuntime:
+		if err := o.append(o.change(StateRecovering, "its sandbox was thawed")); err != nil {
+			o.fail("recording that the sandbox was thawed", err)
+			return
+		}
+		o.lostBridge(errors.New("its sandbox was thawed"))
+	}
 }

@@ -117,6 +117,10 @@ func (o *owner) climbed(sub recovery.Subject, out *recovery.Outcome, err error, 
 // hold keeps an agent in recovering: its runtime does not answer.
 func (o *owner) hold(why error) {
 	o.answer(WayBack{}, &Error{Kind: ErrUnavailable, Code: ClassRuntimeUnreachable, Message: why.Error()})
+	if o.row.State == StatePaused { // it stays so, whether or not it can be looked at
+		o.again()
+		return
+	}
 	if o.row.Recovering != ClassRuntimeUnreachable {
 		e := ledger.Entry{SandboxID: o.row.SandboxID, Event: ledger.AgentStateChanged, Payload: ledger.AgentStateChangedPayload{
 			From: o.row.State, To: StateRecovering, Reason: why.Error(), Recovering: ClassRuntimeUnreachable}}
@@ -215,9 +219,14 @@ func (o *owner) countEnded(n int, outcome string) {
 // journal, settles the turn that did not survive, and records the rung.
 func (o *owner) adopt(sub recovery.Subject, out *recovery.Outcome, wasPaused bool) error {
 	restored := out.Rung == recovery.Restored
-	if out.Live == nil { // paused, and left so
+	if out.Live == nil { // frozen, and left so
+		entries := []ledger.Entry{o.recovered(out)}
+		if !wasPaused {
+			entries = append(entries, ledger.Entry{SandboxID: out.SandboxID, Event: ledger.AgentStateChanged, Payload: ledger.AgentStateChangedPayload{
+				From: o.row.State, To: StatePaused, PausedBy: pausedByRuntime, Reason: "its sandbox is frozen"}})
+		}
 		o.settled = true
-		return o.append(o.recovered(out))
+		return o.append(entries...)
 	}
 	if restored {
 		o.salvage(out.Previous)
@@ -255,7 +264,7 @@ func (o *owner) adopt(sub recovery.Subject, out *recovery.Outcome, wasPaused boo
 			return fmt.Errorf("freezing it again: %w", err)
 		}
 		if o.row.State != StatePaused {
-			t.add("", ledger.AgentStateChanged, ledger.AgentStateChangedPayload{From: o.row.State, To: StatePaused, Reason: string(out.Rung), PausedBy: "user"}, nil)
+			t.add("", ledger.AgentStateChanged, ledger.AgentStateChangedPayload{From: o.row.State, To: StatePaused, Reason: string(out.Rung), PausedBy: pausedByUser}, nil)
 		}
 	}
 	if err := o.append(t.entries...); err != nil {
@@ -279,6 +288,7 @@ func (o *owner) adopt(sub recovery.Subject, out *recovery.Outcome, wasPaused boo
 // connect makes a connection the owner's own and reads the journal up to head.
 func (o *owner) connect(a *live.Agent, catchUp bool, sandboxID string, head int64) error {
 	o.disconnect()
+	o.heard = o.s.Clock.Now()
 	ctx, cancel := o.ctxShort()
 	defer cancel()
 	cursor, err := o.s.Ledger.Cursor(ctx, sandboxID)

@@ -65,8 +65,10 @@ type owner struct {
 	timer    clockwork.Timer
 	alarm    <-chan time.Time
 	waiters  []chan<- wayBack
-	booting  bool // not yet through the boot pass
-	held     bool // the runtime's list is not in yet
+	heard    time.Time // when the harness last said something
+	silenced string    // the turn that was ended for its silence
+	booting  bool      // not yet through the boot pass
+	held     bool      // the runtime's list is not in yet
 }
 
 // task is a long operation of an agent; there is one at a time.
@@ -97,6 +99,8 @@ func (o *owner) run() {
 		o.log.Error("agent's record cannot be used; it is set aside", zap.Error(o.bad))
 		o.passed()
 	}
+	pulse := o.s.Clock.NewTicker(pulseEvery)
+	defer pulse.Stop()
 	for {
 		o.step()
 		if isFinal(o.row.State) && o.task == nil {
@@ -124,14 +128,18 @@ func (o *owner) run() {
 			}
 		case batch, ok := <-records:
 			if ok {
+				o.heard = o.s.Clock.Now()
 				o.ingest(o.row.SandboxID, batch)
 			} else {
 				o.lostBridge(o.live.Err())
 			}
 		case e, ok := <-ephemerals:
 			if ok {
+				o.heard = o.s.Clock.Now()
 				o.s.live.publish(o.row.RunID, o.id, e)
 			}
+		case <-pulse.Chan():
+			o.beat()
 		case <-o.alarm:
 			o.alarm = nil
 		}

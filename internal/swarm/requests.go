@@ -250,7 +250,7 @@ func (s *Swarm) Pause(ctx context.Context, id string, idem Idempotency) (Accepte
 		}
 		hit("swarm.paused")
 		_, err := o.appendBatch(ledger.Batch{Entries: []ledger.Entry{{SandboxID: o.row.SandboxID, Event: ledger.AgentStateChanged,
-			Payload: ledger.AgentStateChangedPayload{From: o.row.State, To: StatePaused, PausedBy: "user", Reason: "asked for"}}}, Request: key(answer)})
+			Payload: ledger.AgentStateChangedPayload{From: o.row.State, To: StatePaused, PausedBy: pausedByUser, Reason: "asked for"}}}, Request: key(answer)})
 		return answer, err
 	})
 }

@@ -17,6 +17,12 @@ const (
 	StateLost         = "lost"
 )
 
+// Who froze a paused agent: a client, or other people by way of the runtime.
+const (
+	pausedByUser    = "user"
+	pausedByRuntime = "runtime"
+)
+
 // Outcomes of a turn that the daemon tells; the harness tells the others.
 const (
 	OutcomeSuccess     = "success"
@@ -34,6 +40,7 @@ const (
 	ClassBridgeUnresponsive = "bridge_unresponsive"
 	ClassOutOfMemory        = "out_of_memory"
 	ClassJournalLost        = "journal_lost"
+	ClassTurnIdle           = "turn_idle"
 )
 
 // Actions a client asks for.

@@ -75,6 +75,8 @@ type Config struct {
 	StopGrace      time.Duration
 	TakeTimeout    time.Duration // of one checkpoint
 	Provisioning   time.Duration // of one sandbox with its setup snapshot
+	// TurnIdle is how long a harness may say nothing in a turn; 0: for ever.
+	TurnIdle time.Duration
 }
 
 func (c Config) withDefaults() Config {

@@ -239,6 +239,10 @@ func (t *translation) endTurn(r *bridge.Record, turn *ledger.Turn, e *harness.Ev
 		}
 		p.ToolCalls = t.o.inFlight(turn.TurnID, t.entries)
 	}
+	if turn.TurnID == t.o.silenced && p.Outcome != OutcomeSuccess {
+		p.Outcome, p.Class = OutcomeFailed, ClassTurnIdle
+		p.Error = fmt.Sprintf("ended: the harness had said nothing for %s", t.o.s.TurnIdle)
+	}
 	if p.Outcome == OutcomeAborted && t.o.row.StopMode == "" {
 		// Nobody asked for that here: its sandbox was told to end, by the
 		// engine or by other people, and the harness ended the turn first.
@@ -368,7 +372,7 @@ func (o *owner) deliverNext() {
 	hit("swarm.after-deliver")
 	switch {
 	case err == nil && !known:
-		o.turnID = turn.TurnID
+		o.turnID, o.heard = turn.TurnID, o.s.Clock.Now()
 		o.calm()
 	case err == nil:
 		o.knownTurn(turn)
@@ -385,7 +389,7 @@ func (o *owner) deliverNext() {
 // knownTurn is for a turn that the bridge had before: its records are on their
 // way, unless the journal lost them.
 func (o *owner) knownTurn(turn ledger.Turn) {
-	o.turnID = turn.TurnID
+	o.turnID, o.heard = turn.TurnID, o.s.Clock.Now()
 	ctx, cancel := o.ctxShort()
 	defer cancel()
 	hello, err := o.live.Status(ctx)

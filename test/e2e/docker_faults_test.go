@@ -343,6 +343,44 @@ func TestDockerStopped(t *testing.T) {
 	d.settle()
 }
 
+// TestDockerFrozenByOthers: a container that other people freeze is a paused
+// agent, whether or not the daemon runs at that moment, until they thaw it.
+func TestDockerFrozenByOthers(t *testing.T) {
+	t.Parallel()
+	image := runtimetest.BaseImage(t)
+	d := newDockerDaemon(t)
+	a := d.run(smallSpec(image, ""), "say one")
+	want(t, "first turn", result(d.result(a)), "success one")
+	v := d.await(a, swarm.StateDone)
+	name := container(*v.SandboxID)
+	frozen := func() {
+		t.Helper()
+		v := d.await(a, swarm.StatePaused)
+		want(t, "paused by", *v.PausedBy, "runtime")
+	}
+	turn := d.prompt(a, "run while [ ! -e /tmp/gate ]; do sleep 0.02; done\nsay two")
+	d.inTurn(a, turn)
+	docker(t, "pause", name)
+	frozen()
+	d.restart()
+	frozen()
+	docker(t, "unpause", name)
+	d.await(a, swarm.StateRunning)
+	docker(t, "exec", name, "touch", "/tmp/gate")
+	want(t, "the same turn", result(d.result(a)), "success two")
+	d.await(a, swarm.StateDone)
+
+	d.kill()
+	docker(t, "pause", name)
+	d.start()
+	frozen()
+	if _, err := d.Unpause(context.Background(), a); err != nil {
+		t.Fatal(err)
+	}
+	want(t, "after it", result(d.ask(a, "say three")), "success three")
+	d.settle()
+}
+
 // TestDaemonInContainer: the daemon in a container of its own brings up
 // siblings, if its state directory has the same path inside and outside, and
 // says so if it has not.

@@ -368,7 +368,8 @@ func TestHostileBridge(t *testing.T) {
 	}
 }
 
-// TestSilentBridge: a bridge that is there and does not answer is replaced.
+// TestSilentBridge: a bridge that is there and does not answer is replaced, at
+// the start of a daemon and while it runs.
 func TestSilentBridge(t *testing.T) {
 	t.Parallel()
 	d := newDaemon(t, "ALINEOD_TIMEOUTS_BRIDGE_HELLO=1s")
@@ -378,15 +379,37 @@ func TestSilentBridge(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.kill()
-	for _, pid := range processes(t, *v.SandboxID, "bridge serve") {
-		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-			t.Fatal(err)
+	hang := func() {
+		for _, pid := range processes(t, *v.SandboxID, "bridge serve") {
+			if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
+	d.kill()
+	hang()
 	d.start()
 	want(t, "rung", d.awaitRung(a, 1), "resumed")
 	want(t, "conversation", result(d.ask(a, "count")), "success count: 2")
+	hang()
+	want(t, "rung", d.awaitRung(a, 2), "resumed")
+	want(t, "conversation", result(d.ask(a, "count")), "success count: 4")
+	d.settle()
+}
+
+// TestSilentTurn: where the operator sets a limit, a turn in which the harness
+// says nothing is ended, and the next one is taken.
+func TestSilentTurn(t *testing.T) {
+	t.Parallel()
+	d := newDaemon(t, "ALINEOD_TIMEOUTS_TURN_IDLE=1s")
+	a := d.run(scripted, "sleep 600")
+	d.prompt(a, "say two")
+	want(t, "next turn", result(d.result(a)), "success two")
+	view, err := d.Transcript(context.Background(), a, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want(t, "silent turn", view.Turns[0].Outcome, "failed")
 	d.settle()
 }
 
