@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"os"
 	"os/signal"
@@ -54,6 +55,12 @@ func newBridge() *cobra.Command {
 		flags(&cobra.Command{Use: "dial", Short: "Connect stdin and stdout with the bridge", RunE: func(c *cobra.Command, _ []string) error {
 			return bridge.DialStdio(c.Context(), where.Dir, c.InOrStdin(), c.OutOrStdout())
 		}}),
+		&cobra.Command{Use: "run", Short: "Become a command that may be killed for memory", RunE: func(c *cobra.Command, args []string) error {
+			code, err := runtime.RunCommand(args)
+			fmt.Fprintln(c.ErrOrStderr(), "alineod:", err)
+			os.Exit(code)
+			return nil
+		}},
 	)
 	return cmd
 }

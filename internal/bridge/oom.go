@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"github.com/alineod/alineod/internal/runtime"
 )
 
 // oomKills reads the kernel's counter of processes it killed for memory in
@@ -71,11 +73,5 @@ func readCounter(path, name string) (int64, bool) {
 
 // raiseOOMScore makes the kernel take pid before this process.
 func raiseOOMScore(pid int) error {
-	const above = 500
-	own := 0
-	if data, err := os.ReadFile("/proc/self/oom_score_adj"); err == nil {
-		own, _ = strconv.Atoi(strings.TrimSpace(string(data)))
-	}
-	score := strconv.Itoa(min(own+above, 1000))
-	return os.WriteFile("/proc/"+strconv.Itoa(pid)+"/oom_score_adj", []byte(score), 0)
+	return os.WriteFile("/proc/"+strconv.Itoa(pid)+"/oom_score_adj", []byte(runtime.KillableScore), 0)
 }

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -57,6 +58,32 @@ func (c InitCommand) Args() []string {
 		}
 	}
 	return args
+}
+
+// KillableScore is the oom_score_adj of all that works in a sandbox: where
+// memory runs out, the kernel takes it before the sandbox's own processes, on
+// which the others depend.
+const KillableScore = "500"
+
+// RunArgs is the command line, without the program's name, by which a sandbox's
+// own program runs a command as RunCommand does.
+func RunArgs(command []string) []string { return append([]string{"bridge", "run", "--"}, command...) }
+
+// RunCommand turns this process into a command that has the KillableScore. It
+// returns only if that fails, with the exit code a shell would give.
+func RunCommand(command []string) (exitCode int, err error) {
+	const notFound, notExecutable = 127, 126
+	if len(command) == 0 {
+		return notFound, fmt.Errorf("no command: %w", ErrInvalid)
+	}
+	if err := os.WriteFile("/proc/self/oom_score_adj", []byte(KillableScore), 0); err != nil {
+		return notExecutable, fmt.Errorf("raising oom_score_adj: %w", err)
+	}
+	path, err := exec.LookPath(command[0])
+	if err != nil {
+		return notFound, err
+	}
+	return notExecutable, fmt.Errorf("running %s: %w", path, syscall.Exec(path, command, os.Environ()))
 }
 
 // instanceForm keeps an instance's name fit for a path, a label and an image

@@ -38,7 +38,7 @@ func (d *Docker) Exec(ctx context.Context, id string, req runtime.ExecRequest) (
 		env = append(env, k+"="+v)
 	}
 	execID, hijacked, err := d.attach(ctx, handle, id, container.ExecOptions{
-		User: req.User, Env: env, WorkingDir: req.Workdir, Cmd: req.Args,
+		User: req.User, Env: env, WorkingDir: req.Workdir, Cmd: append([]string{guestBinary}, runtime.RunArgs(req.Args)...),
 		AttachStdin: req.Stdin != nil, AttachStdout: true, AttachStderr: true,
 	})
 	if err != nil {

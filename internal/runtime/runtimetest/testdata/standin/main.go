@@ -13,11 +13,13 @@ import (
 	"os/signal"
 	"path/filepath"
 	"syscall"
+
+	"github.com/alineod/alineod/internal/runtime"
 )
 
 func main() {
 	if len(os.Args) < 3 || os.Args[1] != "bridge" {
-		fail(errors.New("usage: standin bridge init|serve|dial"))
+		fail(errors.New("usage: standin bridge init|serve|dial|run"))
 	}
 	flags := flag.NewFlagSet("bridge", flag.ExitOnError)
 	dir := flags.String("dir", "", "directory of the socket")
@@ -32,6 +34,10 @@ func main() {
 		serve(*dir)
 	case "dial":
 		dial(*dir)
+	case "run":
+		code, err := runtime.RunCommand(flags.Args())
+		fmt.Fprintln(os.Stderr, "standin:", err)
+		os.Exit(code)
 	default:
 		fail(fmt.Errorf("unknown command %q", os.Args[2]))
 	}
