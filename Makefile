@@ -13,7 +13,7 @@ TEST_TIMEOUT ?= 15m
 
 # Where goroutines meet and a run under the race detector takes seconds.
 RACE_ROOMS := api bridge checkpoint client config ledger live recovery runtime/local sdnotify setup spec swarm telemetry
-RACE_PACKAGES = $(foreach r,$(RACE_ROOMS),$(if $(wildcard internal/$(r)/*_test.go),./internal/$(r))) ./test/e2e
+RACE_PACKAGES = $(foreach r,$(RACE_ROOMS),$(if $(wildcard internal/$(r)/*_test.go),./internal/$(r))) ./alineo ./test/e2e
 
 STATICCHECK ?= $(shell command -v staticcheck || echo go run honnef.co/go/tools/cmd/staticcheck@v0.8.2)
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/alineod/alineod/internal/config"
 	"github.com/alineod/alineod/internal/daemon"
+	"github.com/alineod/alineod/internal/inside"
 	"github.com/alineod/alineod/internal/telemetry"
 )
 
@@ -17,7 +18,7 @@ import (
 func addServerCommands(a *app, root *cobra.Command) {
 	addTo(root, groupDaemon, newServe())
 	addTo(root, groupDaemon, newDemo(a))
-	root.AddCommand(newBridge(), newScripted())
+	root.AddCommand(inside.Commands()...)
 }
 
 func newServe() *cobra.Command {

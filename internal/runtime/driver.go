@@ -33,6 +33,9 @@ const (
 	JournalName = "journal"
 )
 
+// BridgeCommand is the first argument of a sandbox's own program.
+const BridgeCommand = "bridge"
+
 // InitCommand is the command line of a sandbox's first process, without the
 // program's name.
 type InitCommand struct {
@@ -45,7 +48,7 @@ type InitCommand struct {
 
 // Args returns the arguments. A flag whose value is empty is left out.
 func (c InitCommand) Args() []string {
-	args := []string{"bridge", "init"}
+	args := []string{BridgeCommand, "init"}
 	for _, f := range [...]struct{ name, value string }{
 		{"--sandbox", c.SandboxID},
 		{"--dir", c.Dir},
@@ -67,7 +70,9 @@ const KillableScore = "500"
 
 // RunArgs is the command line, without the program's name, by which a sandbox's
 // own program runs a command as RunCommand does.
-func RunArgs(command []string) []string { return append([]string{"bridge", "run", "--"}, command...) }
+func RunArgs(command []string) []string {
+	return append([]string{BridgeCommand, "run", "--"}, command...)
+}
 
 // RunCommand turns this process into a command that has the KillableScore. It
 // returns only if that fails, with the exit code a shell would give.

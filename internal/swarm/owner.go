@@ -71,6 +71,9 @@ type owner struct {
 	held     bool      // the runtime's list is not in yet
 }
 
+// taskCheckpoint names the task that the ladder waits for.
+const taskCheckpoint = "checkpoint"
+
 // task is a long operation of an agent; there is one at a time.
 type task struct {
 	name   string

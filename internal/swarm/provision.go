@@ -131,7 +131,7 @@ func (o *owner) takeCheckpoint(a *live.Agent, number int, turnID string, reply f
 		req.Paths, req.Exclude = c.Paths, c.Exclude
 	}
 	session, messages := o.row.SessionID, o.row.Messages
-	o.begin("checkpoint", o.s.TakeTimeout, func(ctx context.Context) func() {
+	o.begin(taskCheckpoint, o.s.TakeTimeout, func(ctx context.Context) func() {
 		stored, took, err := checkpoint.Take(ctx, o.s.Store, sourceOf(a, req), meta)
 		hit("swarm.checkpoint-stored")
 		return func() {

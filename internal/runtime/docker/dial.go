@@ -115,7 +115,7 @@ func (d *Docker) dialExec(ctx context.Context, id string) (io.ReadWriteCloser, e
 	execID, hijacked, err := d.attach(ctx, handle, id, container.ExecOptions{
 		User: "0:0", AttachStdin: true, AttachStdout: true, AttachStderr: true,
 		WorkingDir: "/",
-		Cmd:        []string{guestBinary, "bridge", "dial", "--dir", guestDir},
+		Cmd:        []string{guestBinary, runtime.BridgeCommand, "dial", "--dir", guestDir},
 	})
 	if err != nil {
 		return nil, err

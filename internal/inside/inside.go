@@ -1,4 +1,7 @@
-package main
+// Package inside is what a program that keeps agents is inside their sandboxes:
+// the first process, the bridge, and the harness that is built in. The daemon's
+// executable is put into each sandbox and called there by these commands.
+package inside
 
 import (
 	"context"
@@ -6,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -18,9 +22,27 @@ import (
 	"github.com/alineod/alineod/internal/runtime"
 )
 
-// newBridge is what runs inside sandboxes: people have no use for it.
+// Commands are the commands of the program inside a sandbox. People have no use
+// for them.
+func Commands() []*cobra.Command { return []*cobra.Command{newBridge(), newScripted()} }
+
+// Main runs one of the commands if that is what args, without the program's
+// name, ask for; handled is false if they do not.
+func Main(args []string) (exitCode int, handled bool) {
+	if len(args) == 0 || args[0] != runtime.BridgeCommand && args[0] != scripted.Subcommand {
+		return 0, false
+	}
+	root := &cobra.Command{Use: filepath.Base(os.Args[0]), SilenceUsage: true}
+	root.AddCommand(Commands()...)
+	root.SetArgs(args)
+	if err := root.Execute(); err != nil {
+		return 1, true
+	}
+	return 0, true
+}
+
 func newBridge() *cobra.Command {
-	cmd := &cobra.Command{Use: "bridge", Short: "Run inside a sandbox", Hidden: true}
+	cmd := &cobra.Command{Use: runtime.BridgeCommand, Short: "Run inside a sandbox", Hidden: true}
 	var where runtime.InitCommand
 	flags := func(c *cobra.Command) *cobra.Command {
 		c.Args = cobra.NoArgs
