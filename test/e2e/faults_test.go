@@ -13,14 +13,12 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
-	"github.com/jonboulle/clockwork"
-
 	"github.com/alineod/alineod/internal/client"
+	"github.com/alineod/alineod/internal/clocktest"
 	"github.com/alineod/alineod/internal/config"
 	inprocess "github.com/alineod/alineod/internal/daemon"
 	"github.com/alineod/alineod/internal/ledger"
@@ -218,18 +216,6 @@ func TestTwoDaemons(t *testing.T) {
 	d.settle()
 }
 
-// shiftedClock is the real clock, set forward or back.
-type shiftedClock struct {
-	clockwork.Clock
-	shift atomic.Int64
-}
-
-func (c *shiftedClock) Now() time.Time { return c.Clock.Now().Add(time.Duration(c.shift.Load())) }
-
-func (c *shiftedClock) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
-
-func (c *shiftedClock) Until(t time.Time) time.Duration { return t.Sub(c.Now()) }
-
 // TestClockSet: the order of things is that of the ledger. Neither a running
 // daemon nor a start minds a clock that was set back or forward.
 func TestClockSet(t *testing.T) {
@@ -243,8 +229,8 @@ func TestClockSet(t *testing.T) {
 	d.result(a)
 	d.checkpoints(a, 1)
 	d.kill()
-	clock := &shiftedClock{Clock: clockwork.NewRealClock()}
-	days := func(n int) { clock.shift.Store(int64(n) * int64(24*time.Hour)) }
+	clock := clocktest.New()
+	days := func(n int) { clock.Shift(time.Duration(n) * 24 * time.Hour) }
 	for i, set := range []struct{ start, running int }{{-2, -2}, {0, -400}, {400, -1}} {
 		days(set.start)
 		func() {
