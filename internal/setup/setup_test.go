@@ -151,16 +151,19 @@ func TestOnce(t *testing.T) {
 	rt.hold = make(chan struct{})
 	rt.fails["check-tool"], rt.fails["dpkg-query"] = 1, 1 // nothing is there yet
 	s := parse(t, recipe)
-	var all sync.WaitGroup
+	var all, there sync.WaitGroup
 	refs := make([]string, 10)
+	there.Add(len(refs))
 	for i := range refs {
 		all.Go(func() {
 			var err error
+			there.Done()
 			if refs[i], err = b.Ensure(t.Context(), rt, s, tool{}); err != nil {
 				t.Error(err)
 			}
 		})
 	}
+	there.Wait()
 	close(rt.hold)
 	all.Wait()
 	for _, ref := range refs {

@@ -40,7 +40,8 @@ func TestMain(m *testing.M) {
 // faulty is the local runtime, which can be made to stop answering.
 type faulty struct {
 	runtime.Runtime
-	silent  atomic.Bool
+	silent  atomic.Bool // to everything
+	deaf    atomic.Bool // to Dial alone
 	created atomic.Int32
 }
 
@@ -70,8 +71,8 @@ func (f *faulty) Inspect(ctx context.Context, id string) (runtime.Info, error) {
 }
 
 func (f *faulty) Dial(ctx context.Context, id string) (io.ReadWriteCloser, error) {
-	if err := f.err(); err != nil {
-		return nil, err
+	if err := f.err(); err != nil || f.deaf.Load() {
+		return nil, errors.Join(err, runtime.ErrUnreachable)
 	}
 	return f.Runtime.Dial(ctx, id)
 }
@@ -474,38 +475,48 @@ func TestOrphan(t *testing.T) {
 	}
 }
 
-// TestUnreachable: a runtime that does not answer is no dead agent. Nothing is
-// made in its place, and it is asked again.
+// TestUnreachable: a runtime that does not answer is no dead agent, wherever on
+// the ladder it falls silent. Nothing is made in the agent's place, and it is
+// asked again.
 func TestUnreachable(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	id := w.run(plain)
-	w.ask(id, "say one")
-	before := *w.await(id, swarm.StateDone).SandboxID
-	w.close()
-	w.rt.silent.Store(true)
-	made := w.rt.created.Load()
-	w.open()
-	v := w.await(id, swarm.StateRecovering)
-	w.want("why", v.Recovering, "runtime_unreachable")
-	<-w.Booted()
-	w.want("ready", w.Readiness().Ready, true)
-	if _, err := w.Reconcile(w.ctx, false); !errors.Is(err, swarm.ErrUnavailable) {
-		t.Errorf("reconciling: %v", err)
+	for name, silence := range map[string]func(*faulty) *atomic.Bool{
+		"to everything": func(f *faulty) *atomic.Bool { return &f.silent },
+		"to dialling":   func(f *faulty) *atomic.Bool { return &f.deaf },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			id := w.run(plain)
+			w.ask(id, "say one")
+			before := *w.await(id, swarm.StateDone).SandboxID
+			w.close()
+			silent := silence(w.rt)
+			silent.Store(true)
+			made := w.rt.created.Load()
+			w.open()
+			v := w.await(id, swarm.StateRecovering)
+			w.want("why", v.Recovering, "runtime_unreachable")
+			<-w.Booted()
+			w.want("ready", w.Readiness().Ready, true)
+			if _, err := w.Reconcile(w.ctx, false); w.rt.silent.Load() && !errors.Is(err, swarm.ErrUnavailable) {
+				t.Errorf("reconciling: %v", err)
+			}
+			if _, err := w.prompt(id, "say two", ""); err != nil { // it waits
+				t.Error(err)
+			}
+			silent.Store(false)
+			w.want("the prompt that waited", w.result(id), "success two")
+			w.want("sandboxes made", w.rt.created.Load()-made, 0)
+			w.want("sandbox", *w.await(id, swarm.StateDone).SandboxID, before)
+			back := w.recovered(id)
+			w.want("rung", back[len(back)-1].Rung, "reattached")
+		})
 	}
-	if _, err := w.prompt(id, "say two", ""); err != nil { // it waits
-		t.Error(err)
-	}
-	w.rt.silent.Store(false)
-	w.want("the prompt that waited", w.result(id), "success two")
-	w.want("sandboxes made", w.rt.created.Load()-made, 0)
-	w.want("sandbox", *w.await(id, swarm.StateDone).SandboxID, before)
-	back := w.recovered(id)
-	w.want("rung", back[len(back)-1].Rung, "reattached")
 }
 
-// lose destroys an agent's session file and its harness: what runs in its
-// sandbox next has another session.
+// loseSession destroys an agent's session file and its harness: what runs in
+// its sandbox next has another session.
 func (w *world) loseSession(id string) {
 	w.t.Helper()
 	v, err := w.Agent(w.ctx, id)
