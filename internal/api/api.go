@@ -123,6 +123,9 @@ type Options struct {
 	Verify  func(context.Context) (ledger.Report, error)
 	Rebuild func(context.Context) (ledger.Report, error)
 
+	// Redact masks secrets in the texts of errors; nil: there are none.
+	Redact func(string) string
+
 	Clock clockwork.Clock // nil: the real one
 	Log   *zap.Logger     // nil: none
 	// WriteTimeout is how long a streaming client may take to accept one

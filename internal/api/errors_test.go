@@ -64,6 +64,17 @@ func TestErrors(t *testing.T) {
 
 // TestErrorsOfEveryRoute: no route forgets to map an error, and none answers
 // with anything of a good answer beside it.
+// TestErrorsKeepSecrets: what an engine or a harness said may hold one.
+func TestErrorsKeepSecrets(t *testing.T) {
+	t.Parallel()
+	o := options(&fake{agent: func(string) (swarm.AgentView, error) { return swarm.AgentView{}, errors.New("the key sesame is wrong") }})
+	o.Redact = func(s string) string { return strings.ReplaceAll(s, "sesame", "***") }
+	w := ask(newHandler(t, o), "GET", "/agents/a", "")
+	if body := w.Body.String(); strings.Contains(body, "sesame") || !strings.Contains(body, "***") {
+		t.Errorf("answered %s", body)
+	}
+}
+
 func TestErrorsOfEveryRoute(t *testing.T) {
 	t.Parallel()
 	gone := &swarm.Error{Kind: swarm.ErrNotFound, Code: "gone", Message: "no such thing"}

@@ -81,6 +81,11 @@ func (s *server) account(r *http.Request, code int, took time.Duration) {
 // fail answers with what an error means, and logs those that are the daemon's.
 func (s *server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	p := problemOf(err)
+	if s.Redact != nil {
+		masked := *p
+		masked.Message = s.Redact(p.Message)
+		p = &masked
+	}
 	if p.status >= http.StatusInternalServerError && r.Context().Err() == nil {
 		s.Log.Warn("request failed", zap.String("method", r.Method), zap.String("path", r.URL.Path),
 			zap.Int("code", p.status), zap.Error(err))

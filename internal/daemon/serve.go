@@ -141,7 +141,7 @@ func (d *Daemon) handler(ctx context.Context) (http.Handler, error) {
 	o := api.Options{
 		Swarm: apiSwarm{d.swarm}, Token: d.cfg.Auth.Token, ReadOnlyTokens: d.cfg.Auth.ReadOnlyTokens, Listen: d.cfg.Listen,
 		Version: d.o.Version, Describe: d.version, Metrics: &apiMetrics{Metrics: d.metrics}, Schema: spec.Schema(),
-		Verify: d.ledger.Verify, Rebuild: d.ledger.Rebuild, Clock: d.o.Clock, Log: d.log,
+		Verify: d.ledger.Verify, Rebuild: d.ledger.Rebuild, Redact: d.o.Redactor.String, Clock: d.o.Clock, Log: d.log,
 	}
 	if d.cfg.Metrics.Listen == "" {
 		o.MetricsHandler = d.metrics.Handler()
