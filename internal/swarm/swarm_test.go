@@ -152,12 +152,6 @@ func (w *world) open() {
 	}
 }
 
-func (w *world) reopen() {
-	w.t.Helper()
-	w.close()
-	w.open()
-}
-
 // run starts an agent and waits until it takes prompts.
 func (w *world) run(spec string) string {
 	w.t.Helper()
