@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -223,6 +224,52 @@ func TestTwoLocks(t *testing.T) {
 	defer again.Close()
 	if _, err := os.Stat(filepath.Join(dir, "lock")); err != nil {
 		t.Errorf("the lock's file: %v", err)
+	}
+}
+
+// TestLockOutlivesItsHolder: a process that a killed daemon was just starting
+// holds the lock until its exec. The next daemon is not refused for that.
+func TestLockOutlivesItsHolder(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	dead := exec.Command("true")
+	if err := dead.Run(); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Create(filepath.Join(dir, "lock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := fmt.Fprintln(f, dead.Process.Pid); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	heir := exec.Command("cat") // ends with its standard input
+	heir.ExtraFiles = []*os.File{f}
+	end, err := heir.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := heir.Start(); err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	taken := make(chan error, 1)
+	go func() {
+		lock, err := ledger.Lock(dir)
+		if err == nil {
+			err = lock.Close()
+		}
+		taken <- err
+	}()
+	end.Close()
+	if err := heir.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-taken; err != nil {
+		t.Error(err)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -40,8 +41,14 @@ func (e *LockedError) Error() string {
 // Is reports a LockedError as ErrLocked.
 func (e *LockedError) Is(target error) bool { return target == ErrLocked }
 
+// inheritTime bounds how long a process that was just being started by a holder
+// that was killed may keep that one's lock: between the fork and the exec, which
+// closes its file, it has it too.
+const inheritTime = 2 * time.Second
+
 // Lock takes the state directory for this process, making it if it is not
-// there. It never waits: a directory that is held is a *LockedError.
+// there. A directory that is held by a living process is a *LockedError at
+// once; after the death of the holder it waits for a moment where it must.
 func Lock(stateDir string) (*StateLock, error) {
 	if err := os.MkdirAll(stateDir, 0o700); err != nil {
 		return nil, fmt.Errorf("making the state directory: %w", err)
@@ -50,7 +57,7 @@ func Lock(stateDir string) (*StateLock, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening the state directory's lock: %w", err)
 	}
-	if err := flock(f); err != nil {
+	if err := flockInherited(f); err != nil {
 		defer f.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
 			return nil, &LockedError{Dir: stateDir, PID: holder(f)}
@@ -81,6 +88,42 @@ func (l *StateLock) Close() error {
 	// The pid goes first: who looks at the file later must not be told of a
 	// process that has let go.
 	return errors.Join(f.Truncate(0), f.Close())
+}
+
+// flockInherited is flock that lets what a dead holder was starting get to its
+// exec.
+func flockInherited(f *os.File) error {
+	err := flock(f)
+	if !errors.Is(err, unix.EWOULDBLOCK) || alive(holder(f)) {
+		return err
+	}
+	const pause = 2 * time.Millisecond
+	tick := time.NewTicker(pause)
+	defer tick.Stop()
+	for timeout := time.After(inheritTime); ; {
+		select {
+		case <-tick.C:
+		case <-timeout:
+			return err
+		}
+		if err = flock(f); !errors.Is(err, unix.EWOULDBLOCK) || alive(holder(f)) {
+			return err
+		}
+	}
+}
+
+// alive reports whether a process runs. One that nobody has collected yet does
+// not.
+func alive(pid int) bool {
+	if pid <= 0 || errors.Is(unix.Kill(pid, 0), unix.ESRCH) {
+		return false
+	}
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return true
+	}
+	_, state, _ := strings.Cut(string(stat), ") ")
+	return !strings.HasPrefix(state, "Z")
 }
 
 func flock(f *os.File) error {
