@@ -41,6 +41,7 @@ type Swarm interface {
 	Runs(ctx context.Context, state string, limit int, after string) (swarm.RunsView, error)
 	Run(ctx context.Context, id string) (swarm.RunView, error)
 	DeleteRun(ctx context.Context, id string, idem swarm.Idempotency) error
+	Spawn(ctx context.Context, req swarm.SpawnRequest) (swarm.SpawnAnswer, error)
 
 	Agent(ctx context.Context, id string) (swarm.AgentView, error)
 	Agents(ctx context.Context) ([]swarm.AgentView, error)

@@ -83,6 +83,7 @@ func TestErrorsOfEveryRoute(t *testing.T) {
 		runs:              func(string, int, string) (a swarm.RunsView, _ error) { return a, gone },
 		run:               func(string) (a swarm.RunView, _ error) { return a, gone },
 		deleteRun:         func(string) error { return gone },
+		spawn:             func(swarm.SpawnRequest) (a swarm.SpawnAnswer, _ error) { return a, gone },
 		agent:             func(string) (a swarm.AgentView, _ error) { return a, gone },
 		agents:            func() (a []swarm.AgentView, _ error) { return a, gone },
 		prompt:            func(string, swarm.PromptRequest) (a swarm.PromptAnswer, _ error) { return a, gone },

@@ -31,6 +31,7 @@ type fake struct {
 	runs              func(state string, limit int, after string) (swarm.RunsView, error)
 	run               func(id string) (swarm.RunView, error)
 	deleteRun         func(id string) error
+	spawn             func(swarm.SpawnRequest) (swarm.SpawnAnswer, error)
 	agent             func(id string) (swarm.AgentView, error)
 	agents            func() ([]swarm.AgentView, error)
 	prompt            func(id string, req swarm.PromptRequest) (swarm.PromptAnswer, error)
@@ -58,8 +59,11 @@ func (f *fake) StartRun(_ ctx, r swarm.StartRunRequest) (swarm.StartRunAnswer, e
 func (f *fake) Runs(_ ctx, state string, limit int, after string) (swarm.RunsView, error) {
 	return f.runs(state, limit, after)
 }
-func (f *fake) Run(_ ctx, id string) (swarm.RunView, error)     { return f.run(id) }
-func (f *fake) DeleteRun(_ ctx, id string, _ idem) error        { return f.deleteRun(id) }
+func (f *fake) Run(_ ctx, id string) (swarm.RunView, error) { return f.run(id) }
+func (f *fake) DeleteRun(_ ctx, id string, _ idem) error    { return f.deleteRun(id) }
+func (f *fake) Spawn(_ ctx, r swarm.SpawnRequest) (swarm.SpawnAnswer, error) {
+	return f.spawn(r)
+}
 func (f *fake) Agent(_ ctx, id string) (swarm.AgentView, error) { return f.agent(id) }
 func (f *fake) Agents(ctx) ([]swarm.AgentView, error)           { return f.agents() }
 func (f *fake) Prompt(_ ctx, id string, r swarm.PromptRequest) (swarm.PromptAnswer, error) {

@@ -44,8 +44,12 @@ func working(calls *[]any) *fake {
 			return swarm.RunView{RunID: id, State: "open", Agents: []swarm.AgentView{anAgent, {}}}, nil
 		},
 		deleteRun: func(id string) error { note("delete", id); return nil },
-		agent:     func(id string) (swarm.AgentView, error) { note("agent", id); return anAgent, nil },
-		agents:    func() ([]swarm.AgentView, error) { note("agents"); return nil, nil },
+		spawn: func(r swarm.SpawnRequest) (swarm.SpawnAnswer, error) {
+			note("spawn", r.RunID, r.ParentAgentID, string(r.WaitFor), r.Budget != nil)
+			return swarm.SpawnAnswer{AgentID: "a2", State: "spawning"}, nil
+		},
+		agent:  func(id string) (swarm.AgentView, error) { note("agent", id); return anAgent, nil },
+		agents: func() ([]swarm.AgentView, error) { note("agents"); return nil, nil },
 		prompt: func(id string, r swarm.PromptRequest) (swarm.PromptAnswer, error) {
 			note("prompt", id, r.Text)
 			for _, i := range r.Images {
@@ -154,6 +158,8 @@ var happy = []struct {
 }{
 	{"POST", "/runs", "/runs", `{"spec":{"name":"n","strange":[1]},"prompt":"p","closeWhen":"quiescent","budget":{"maxAgents":3}}`, 202,
 		`"rootAgentId":"a1"`, []any{"start", `{"name":"n","strange":[1]}`, "p", "quiescent", true}},
+	{"POST", "/runs/r1/agents", "/runs/{id}/agents", `{"parentAgentId":"a1","spec":{"harness":"scripted"},"waitFor":["a3"]}`, 202,
+		`"agentId":"a2"`, []any{"spawn", "r1", "a1", `["a3"]`, false}},
 	{"GET", "/runs?state=open&limit=7&after=c", "/runs", "", 200, `"next":"n"`, []any{"runs", "open", 7, "c"}},
 	{"GET", "/runs", "/runs", "", 200, `"closedAt":null`, []any{"runs", "", 100, ""}},
 	{"GET", "/runs/r1", "/runs/{id}", "", 200, `"runId":"r1"`, []any{"run", "r1"}},

@@ -23,6 +23,15 @@ type startRunBody struct {
 	Keyed
 }
 
+type spawnBody struct {
+	ParentAgentID string          `json:"parentAgentId" minLength:"1" doc:"The agent to fork from; it must be live"`
+	Spec          json.RawMessage `json:"spec" doc:"An agent spec, as /schemas/spec.json"`
+	Prompt        string          `json:"prompt,omitempty" doc:"The first turn; without one the agent waits"`
+	WaitFor       json.RawMessage `json:"waitFor,omitempty" doc:"Agents of the run that must settle first: a list, or {agents, mode, k, onDepFailure, deadlineSec, onDeadline}"`
+	Budget        *swarm.Budget   `json:"budget,omitempty"`
+	Keyed
+}
+
 func (s *server) runRoutes() {
 	rs := s.routes
 	handle(rs, route{
@@ -62,6 +71,15 @@ func (s *server) runRoutes() {
 		summary: "End a run: its live agents are aborted, its history stays", status: http.StatusNoContent,
 	}, func(ctx context.Context, req *in[none]) (none, error) {
 		return none{}, s.Swarm.DeleteRun(ctx, req.id(), req.idem)
+	})
+	handle(rs, route{
+		method: http.MethodPost, path: "/runs/{id}/agents", id: "spawn", tag: "runs", changes: true,
+		summary: "Spawn an agent below another one, in a fork of its sandbox", status: http.StatusAccepted,
+	}, func(ctx context.Context, req *in[spawnBody]) (swarm.SpawnAnswer, error) {
+		return s.Swarm.Spawn(ctx, swarm.SpawnRequest{
+			RunID: req.id(), ParentAgentID: req.body.ParentAgentID, Spec: req.body.Spec, Prompt: req.body.Prompt,
+			WaitFor: req.body.WaitFor, Budget: req.body.Budget, Idempotency: req.idem,
+		})
 	})
 	rs.raw(route{
 		method: http.MethodGet, path: "/runs/{id}/events", id: "followRun", tag: "events", params: resumeParams,

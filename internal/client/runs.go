@@ -56,3 +56,18 @@ func (c *Client) CloseRun(ctx context.Context, id string) error {
 	_, err := c.do(ctx, request{method: http.MethodDelete, path: path("runs", id)}, nil)
 	return err
 }
+
+// SpawnRequest asks for an agent below another one.
+type SpawnRequest struct {
+	ParentAgentID  string          `json:"parentAgentId"`
+	Spec           json.RawMessage `json:"spec"`
+	Prompt         string          `json:"prompt,omitempty"`  // empty: the agent waits for one
+	WaitFor        json.RawMessage `json:"waitFor,omitempty"` // a list of agents, or {agents, mode, k, onDepFailure, deadlineSec, onDeadline}
+	Budget         *swarm.Budget   `json:"budget,omitempty"`
+	IdempotencyKey string          `json:"idempotencyKey,omitempty"`
+}
+
+// Spawn makes an agent in a run: POST /runs/{id}/agents.
+func (c *Client) Spawn(ctx context.Context, runID string, r SpawnRequest) (swarm.SpawnAnswer, error) {
+	return call[swarm.SpawnAnswer](ctx, c, request{method: http.MethodPost, path: path("runs", runID, "agents"), body: r})
+}

@@ -3,8 +3,9 @@ package ledger
 // Names of the events in the ledger. The public ones reach the clients of the
 // API; the internal ones carry what a boot needs to know.
 const (
-	RunStarted = "run.started"
-	RunClosed  = "run.closed"
+	RunStarted   = "run.started"
+	RunQuiescent = "run.quiescent"
+	RunClosed    = "run.closed"
 
 	AgentSpawned          = "agent.spawned"
 	AgentProvisioned      = "agent.provisioned"
@@ -21,6 +22,11 @@ const (
 	AgentRevived          = "agent.revived"
 	AgentDiagnosed        = "agent.diagnosed"
 	AgentQuotaExhausted   = "agent.quota_exhausted"
+	AgentForked           = "agent.forked"
+
+	WaitResolved = "wait.resolved"
+	WaitBlocked  = "wait.blocked"
+	BudgetDenied = "budget.denied"
 
 	TurnRequested = "turn.requested"
 	TurnStarted   = "turn.started"
@@ -58,6 +64,7 @@ const (
 	PermissionAnswered = "permission.answered" // an answer, before it is handed over
 	DiagnosticStored   = "diagnostic.stored"   // a line of a sandbox that could not be read
 	IntentStop         = "intent.stop"         // a stop that was asked for, before it is done
+	WaitOpened         = "wait.opened"         // what a held agent waits for
 )
 
 // internalEvents never leave the daemon.
@@ -65,7 +72,7 @@ var internalEvents = map[string]bool{
 	SandboxIntended: true, SandboxCreated: true, SandboxReleased: true,
 	CheckpointPruned: true, CheckpointDamaged: true, CheckpointIntended: true,
 	SnapshotIntended: true, SnapshotGone: true, RequestAccepted: true,
-	PermissionAnswered: true, DiagnosticStored: true, IntentStop: true,
+	PermissionAnswered: true, DiagnosticStored: true, IntentStop: true, WaitOpened: true,
 }
 
 // Public reports whether clients of the API see events of that name.
@@ -78,6 +85,8 @@ func Public(event string) bool { return !internalEvents[event] }
 type RunStartedPayload struct {
 	RootAgentID string `json:"rootAgentId"`
 	CloseWhen   string `json:"closeWhen"` // explicit or quiescent
+	// MaxAgentsTotal is how many agents the run may ever have; nil: no ceiling.
+	MaxAgentsTotal *int `json:"maxAgentsTotal,omitempty"`
 }
 
 // RunClosedPayload of run.closed.
@@ -87,19 +96,60 @@ type RunClosedPayload struct {
 
 // AgentSpawnedPayload of agent.spawned. The entry's Body is {"spec": …}.
 type AgentSpawnedPayload struct {
-	ParentAgentID  string `json:"parentAgentId,omitempty"`
-	Depth          int    `json:"depth"`
-	SpawnIndex     int    `json:"spawnIndex"`
-	SpecName       string `json:"specName"`
-	Harness        string `json:"harness"`
-	Model          string `json:"model,omitempty"`
-	Runtime        string `json:"runtime"`
-	State          string `json:"state"` // provisioning or spawning
-	Checkpointing  bool   `json:"checkpointing"`
-	SpawnDepth     *int   `json:"spawnDepth,omitempty"`
-	MaxAgents      *int   `json:"maxAgents,omitempty"`
-	SetupHash      string `json:"setupHash"`
-	MaxAgentsTotal *int   `json:"maxAgentsTotal,omitempty"`
+	ParentAgentID string `json:"parentAgentId,omitempty"`
+	Depth         int    `json:"depth"`
+	SpawnIndex    int    `json:"spawnIndex"`
+	SpecName      string `json:"specName"`
+	Harness       string `json:"harness"`
+	Model         string `json:"model,omitempty"`
+	Runtime       string `json:"runtime"`
+	State         string `json:"state"` // provisioning or spawning
+	Checkpointing bool   `json:"checkpointing"`
+	SpawnDepth    *int   `json:"spawnDepth,omitempty"` // levels that may be spawned below it
+	MaxAgents     *int   `json:"maxAgents,omitempty"`  // that may live below it
+	SetupHash     string `json:"setupHash"`
+}
+
+// AgentForkedPayload of agent.forked: the image of another agent's sandbox that
+// the agent's own sandboxes are made from.
+type AgentForkedPayload struct {
+	From      string `json:"from"` // the agent
+	SandboxID string `json:"sandboxId"`
+	Image     string `json:"image"`
+	SetupHash string `json:"setupHash"` // of the agent forked from
+	TookMs    int64  `json:"tookMs"`
+}
+
+// WaitOpenedPayload of wait.opened. The agent stays in the state spawning until
+// it is resolved.
+type WaitOpenedPayload struct {
+	Agents     []string `json:"agents"`
+	Mode       string   `json:"mode"` // settled, all, any, quorum
+	K          int      `json:"k,omitempty"`
+	OnDepFail  string   `json:"onDepFailure"`         // fail, proceed
+	DeadlineAt int64    `json:"deadlineAt,omitempty"` // Unix milliseconds; 0: none
+	OnDeadline string   `json:"onDeadline,omitempty"` // proceed, fail
+}
+
+// WaitResolvedPayload of wait.resolved and wait.blocked.
+type WaitResolvedPayload struct {
+	Outcome string       `json:"outcome"` // satisfied, partial, depfail
+	Settled []WaitMember `json:"settled"`
+	Pending []string     `json:"pending"`
+	Reason  string       `json:"reason,omitempty"`
+}
+
+// WaitMember is an agent that was waited for and has settled.
+type WaitMember struct {
+	AgentID string `json:"agentId"`
+	Outcome string `json:"outcome"`
+}
+
+// BudgetDeniedPayload of budget.denied.
+type BudgetDeniedPayload struct {
+	Dimension string `json:"dimension"` // spawnDepth, maxAgents, maxAgentsTotal
+	Limit     int    `json:"limit"`
+	Holder    string `json:"holder,omitempty"` // the agent whose budget it is
 }
 
 // SandboxIntendedPayload of sandbox.intended. The entry's SandboxID is the one

@@ -25,8 +25,9 @@ type foldFunc func(f *folder, e *Event) error
 // folds has every event of the vocabulary; nil for those that change no
 // projection. Other names are stored as well, and change nothing either.
 var folds = map[string]foldFunc{
-	RunStarted: foldRunStarted,
-	RunClosed:  foldRunClosed,
+	RunStarted:   foldRunStarted,
+	RunClosed:    foldRunClosed,
+	RunQuiescent: nil,
 
 	AgentSpawned:          foldAgentSpawned,
 	AgentProvisioned:      foldAgentProvisioned,
@@ -43,6 +44,12 @@ var folds = map[string]foldFunc{
 	AgentRevived:          foldAgentRevived,
 	AgentDiagnosed:        nil,
 	AgentQuotaExhausted:   nil,
+	AgentForked:           foldAgentForked,
+
+	WaitOpened:   foldWaitOpened,
+	WaitResolved: foldWaitResolved,
+	WaitBlocked:  foldWaitResolved,
+	BudgetDenied: nil,
 
 	TurnRequested: foldTurnRequested,
 	TurnStarted:   foldTurnStarted,

@@ -14,8 +14,8 @@ func foldRunStarted(f *folder, e *Event) error {
 	} else if known {
 		return conflict(e, "run %s was started before", e.RunID)
 	}
-	_, err = f.t.exec(`INSERT INTO runs (run_id, root_agent_id, close_when, state, created_at, started_seq)
-		VALUES (?, ?, ?, 'open', ?, ?)`, e.RunID, p.RootAgentID, p.CloseWhen, e.TS, e.Seq)
+	_, err = f.t.exec(`INSERT INTO runs (run_id, root_agent_id, close_when, max_agents_total, state, created_at, started_seq)
+		VALUES (?, ?, ?, ?, 'open', ?, ?)`, e.RunID, p.RootAgentID, p.CloseWhen, p.MaxAgentsTotal, e.TS, e.Seq)
 	return err
 }
 
@@ -206,4 +206,15 @@ func (f *folder) moveAgent(e *Event, sandbox string) error {
 		return err
 	}
 	return f.setAgent(e, "sandbox_id = ?", sandbox)
+}
+
+func foldAgentForked(f *folder, e *Event) error {
+	p, err := decode[AgentForkedPayload](e)
+	if err != nil {
+		return err
+	}
+	if err := needAgent(e); err != nil {
+		return err
+	}
+	return f.setAgent(e, "fork_image = ?, fork_setup = ?", p.Image, p.SetupHash)
 }

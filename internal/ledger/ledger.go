@@ -106,6 +106,8 @@ type Run struct {
 	CreatedAt   int64
 	ClosedAt    int64
 	Agents      int // number of its agents
+	// MaxAgentsTotal is how many it may have; nil: no ceiling.
+	MaxAgentsTotal *int
 }
 
 // Agent is a row of the projection of agents.
@@ -138,7 +140,9 @@ type Agent struct {
 	StopMode      string // of an intent.stop not yet carried out
 	CreatedAt     int64
 	EndedAt       int64
-	UpdatedSeq    int64 // seq of the last event that changed this row
+	ForkImage     string // what its sandboxes are made from, where it was forked
+	ForkSetup     string // the setup hash that image has
+	UpdatedSeq    int64  // seq of the last event that changed this row
 }
 
 // Sandbox is a row of the projection of sandboxes.

@@ -17,7 +17,7 @@ type migration struct {
 	sql     string
 }
 
-var migrations = []migration{{1, schema1}}
+var migrations = []migration{{1, schema1}, {2, schema2}}
 
 // schema1 is the log, its side table, and the projections.
 //
@@ -212,6 +212,22 @@ CREATE TABLE permissions (
 CREATE INDEX permissions_by_state ON permissions (agent_id, state, request_seq);
 `
 
+// schema2 is what agents that spawn others need.
+const schema2 = `
+ALTER TABLE runs ADD COLUMN max_agents_total INTEGER;
+ALTER TABLE agents ADD COLUMN fork_image TEXT NOT NULL DEFAULT '';
+ALTER TABLE agents ADD COLUMN fork_setup TEXT NOT NULL DEFAULT '';
+CREATE TABLE waits (
+	agent_id    TEXT PRIMARY KEY,
+	run_id      TEXT NOT NULL,
+	request     TEXT NOT NULL,
+	deadline_at INTEGER NOT NULL,
+	state       TEXT NOT NULL,
+	answer      TEXT NOT NULL DEFAULT '',
+	opened_seq  INTEGER NOT NULL
+) WITHOUT ROWID;
+`
+
 // projections are the tables that are a pure function of the log, with their
 // primary keys. Verify compares them and Rebuild replaces them.
 var projections = []struct{ table, key string }{
@@ -225,6 +241,7 @@ var projections = []struct{ table, key string }{
 	{"setup_snapshots", "runtime, hash"},
 	{"idempotency", "scope, key"},
 	{"permissions", "agent_id, request_id"},
+	{"waits", "agent_id"},
 }
 
 // newest is the version this binary writes.

@@ -13,6 +13,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"time"
 
@@ -125,6 +126,11 @@ type Ladder struct {
 	Abandoned func(ctx context.Context, a ledger.Agent, sandboxID, reason string) error
 	// Env resolves the spec's environment.
 	Env func(s *spec.Spec) (map[string]string, error)
+	// Furnish completes a new sandbox before its harness starts; forked says
+	// that it was made from the copy of another agent's. Places are variables
+	// that name places in it. Both may be nil.
+	Furnish func(ctx context.Context, rt runtime.Runtime, a ledger.Agent, s *spec.Spec, sandboxID string, forked bool) error
+	Places  func(ctx context.Context, rt runtime.Runtime, a ledger.Agent, sandboxID string) (map[string]string, error)
 
 	HelloTimeout time.Duration // of a bridge that should be running
 	StartTimeout time.Duration // of a harness until it tells its session
@@ -346,22 +352,38 @@ func (c *climb) tryContinued(ctx context.Context, rung Rung, info *runtime.Info,
 // start starts the harness: continued on a session, or fresh where session is
 // empty.
 func (c *climb) start(ctx context.Context, a *live.Agent, env map[string]string, session string, want live.Expect) (bridge.Hello, error) {
-	return StartHarness(ctx, a, c.Spec, c.h, env, session, want, c.StartTimeout)
+	return c.startHarness(ctx, c.rt, a, c.Subject, c.h, env, session, want)
 }
 
-// StartHarness starts the harness of a spec in a connected sandbox: continued
-// on a session, or fresh where session is empty. It takes at most timeout.
-func StartHarness(ctx context.Context, a *live.Agent, s *spec.Spec, h harness.Harness, env map[string]string, session string, want live.Expect, timeout time.Duration) (bridge.Hello, error) {
-	startCtx, cancel := context.WithTimeout(ctx, timeout)
+// StartNew starts the harness of an agent's first sandbox, on a session of its
+// own.
+func (l *Ladder) StartNew(ctx context.Context, rt runtime.Runtime, a *live.Agent, s Subject, h harness.Harness, env map[string]string) (bridge.Hello, error) {
+	return l.startHarness(ctx, rt, a, s, h, env, "", live.Expect{})
+}
+
+// startHarness starts an agent's harness in a connected sandbox: continued on a
+// session, or fresh where session is empty.
+func (l *Ladder) startHarness(ctx context.Context, rt runtime.Runtime, a *live.Agent, s Subject, h harness.Harness, env map[string]string, session string, want live.Expect) (bridge.Hello, error) {
+	if l.Places != nil {
+		places, err := l.Places(ctx, rt, s.Agent, a.SandboxID())
+		if err != nil {
+			return bridge.Hello{}, err
+		}
+		if len(places) > 0 {
+			env = maps.Clone(env)
+			maps.Copy(env, places)
+		}
+	}
+	startCtx, cancel := context.WithTimeout(ctx, l.StartTimeout)
 	defer cancel()
 	hello, err := a.Start(startCtx, bridge.StartRequest{
 		Harness: h.Name(),
-		Launch: harness.Launch{Continue: session != "", SessionID: session, Provider: s.Provider,
-			Model: s.Model, Workdir: s.Workdir},
+		Launch: harness.Launch{Continue: session != "", SessionID: session, Provider: s.Spec.Provider,
+			Model: s.Spec.Model, Workdir: s.Spec.Workdir},
 		Env: env,
 	}, want)
 	if err != nil && ctx.Err() == nil && startCtx.Err() != nil {
-		return hello, fmt.Errorf("%w: %s told no session within %s: %w", bridge.ErrHarness, h.Name(), timeout, err)
+		return hello, fmt.Errorf("%w: %s told no session within %s: %w", bridge.ErrHarness, h.Name(), l.StartTimeout, err)
 	}
 	return hello, err
 }

@@ -171,9 +171,9 @@ type Provisioned struct {
 // intent is recorded, then the sandbox made, then its bridge awaited. When it
 // fails, nothing of it is left, save where the runtime stopped answering.
 func (l *Ladder) Provision(ctx context.Context, rt runtime.Runtime, h harness.Harness, s Subject, purpose string) (*Provisioned, error) {
-	image, err := l.Setup.Ensure(ctx, rt, s.Spec, h)
+	image, forked, err := l.image(ctx, rt, h, s)
 	if err != nil {
-		return nil, fmt.Errorf("setup snapshot: %w", err)
+		return nil, err
 	}
 	id, generation, err := l.Intend(ctx, s.Agent, purpose, image)
 	if err != nil {
@@ -195,7 +195,35 @@ func (l *Ladder) Provision(ctx context.Context, rt runtime.Runtime, h harness.Ha
 		l.Discard(ctx, rt, s.Agent, id, err.Error())
 		return nil, err
 	}
+	if l.Furnish != nil {
+		if err := l.Furnish(ctx, rt, s.Agent, s.Spec, id, forked); err != nil {
+			a.Close()
+			l.Discard(ctx, rt, s.Agent, id, err.Error())
+			return nil, err
+		}
+	}
 	return &Provisioned{Live: a, Info: info}, nil
+}
+
+// image is what an agent's sandboxes are made from: the copy of its parent's,
+// where it was forked, else its setup snapshot.
+func (l *Ladder) image(ctx context.Context, rt runtime.Runtime, h harness.Harness, s Subject) (ref string, forked bool, err error) {
+	if s.Agent.ForkImage != "" {
+		_, err := rt.Image(ctx, s.Agent.ForkImage)
+		if err == nil {
+			return s.Agent.ForkImage, true, nil
+		}
+		if !errors.Is(err, runtime.ErrNotFound) {
+			return "", false, fmt.Errorf("looking for the image of a fork: %w", err)
+		}
+		l.Log.Warn("the image of a fork has vanished: what was inherited outside the home is lost",
+			zap.String("agent", s.Agent.AgentID), zap.String("image", s.Agent.ForkImage))
+	}
+	ref, err = l.Setup.Ensure(ctx, rt, s.Spec, h)
+	if err != nil {
+		return "", false, fmt.Errorf("setup snapshot: %w", err)
+	}
+	return ref, false, nil
 }
 
 // Discard removes a sandbox that was made and came to nothing, also when the

@@ -232,6 +232,14 @@ func (b *Builder) remove(rt runtime.Runtime, id string) {
 	}
 }
 
+// Apply takes the steps of a spec in a sandbox that was made from something
+// else than its setup snapshot. Those whose result is there are skipped. Errors
+// as Ensure.
+func (b *Builder) Apply(ctx context.Context, rt runtime.Runtime, sandboxID string, s *spec.Spec, h harness.Harness) error {
+	_, err := b.runSteps(ctx, rt, sandboxID, steps(s, h))
+	return err
+}
+
 type step struct {
 	harness.SetupStep
 	cwd       string

@@ -29,13 +29,14 @@ const (
 )
 
 // owner is the one goroutine that an agent's life happens in. Its fields
-// belong to that goroutine, save id, mail and done.
+// belong to that goroutine, save id, runID, mail and done.
 type owner struct {
-	s    *Swarm
-	id   string
-	log  *zap.Logger
-	mail chan func()
-	over chan struct{} // closed when run has returned
+	s     *Swarm
+	id    string
+	runID string
+	log   *zap.Logger
+	mail  chan func()
+	over  chan struct{} // closed when run has returned
 
 	row  ledger.Agent
 	spec *spec.Spec
@@ -64,6 +65,7 @@ type owner struct {
 	backoff  time.Duration
 	timer    clockwork.Timer
 	alarm    <-chan time.Time
+	wake     clockwork.Timer // when a held agent looks again; nil: it need not
 	waiters  []chan<- wayBack
 	heard    time.Time // when the harness last said something
 	silenced string    // the turn that was ended for its silence
@@ -86,7 +88,7 @@ type wayBack struct {
 }
 
 func newOwner(s *Swarm, a ledger.Agent, booting bool) *owner {
-	o := &owner{s: s, id: a.AgentID, row: a, mail: make(chan func(), mailboxSize), over: make(chan struct{}),
+	o := &owner{s: s, id: a.AgentID, runID: a.RunID, row: a, mail: make(chan func(), mailboxSize), over: make(chan struct{}),
 		done: make(chan func(), 1), from: recovery.Reattached, booting: booting, held: booting,
 		rt:  s.runtimes[a.Runtime],
 		log: s.Log.With(zap.String("agent", a.AgentID), zap.String("run", a.RunID))}
@@ -118,9 +120,15 @@ func (o *owner) run() {
 		if o.waiting != nil {
 			records = nil
 		}
+		var wake <-chan time.Time
+		if o.wake != nil {
+			wake = o.wake.Chan()
+		}
 		select {
 		case <-o.s.ctx.Done():
 			return
+		case <-wake:
+			o.wake = nil
 		case f := <-o.mail:
 			f()
 		case f := <-o.done:
@@ -157,6 +165,10 @@ func (o *owner) release() {
 	}
 	o.disconnect()
 	o.disarm()
+	o.s.hold(o, false)
+	if o.wake != nil {
+		o.wake.Stop()
+	}
 	err := o.s.ctx.Err()
 	if err == nil {
 		err = refused("wait for", o.row.State)
@@ -282,6 +294,11 @@ func (o *owner) step() {
 		o.passed()
 	case o.rt == nil:
 		o.hold(fmt.Errorf("runtime %q is not at hand", o.row.Runtime))
+	case state == StateSpawning:
+		o.beginHeld()
+	case state == StateProvisioning && o.row.ParentAgentID != "" && o.row.ForkImage == "":
+		o.passed()
+		o.beginFork()
 	case state == StateProvisioning:
 		o.beginProvision()
 	case state == StateRecovering, state == StateLost:

@@ -52,7 +52,7 @@ func (o *owner) provision(ctx context.Context, sub recovery.Subject) (*recovery.
 		return nil, bridge.Hello{}, err
 	}
 	hit("swarm.sandbox-created")
-	hello, err := recovery.StartHarness(ctx, p.Live, o.spec, o.h, env, "", live.Expect{}, o.s.StartTimeout)
+	hello, err := o.s.ladder.StartNew(ctx, o.rt, p.Live, sub, o.h, env)
 	if err != nil {
 		p.Live.Close()
 		o.s.ladder.Discard(ctx, o.rt, sub.Agent, p.Info.SandboxID, err.Error())
@@ -89,6 +89,8 @@ func (o *owner) notProvisioned(err error) {
 	var step *setup.StepError
 	class := ClassSetupFailed
 	switch {
+	case errors.Is(err, errParentLost):
+		class = ClassParentLost
 	case errors.Is(err, runtime.ErrUnreachable), errors.Is(err, ledger.ErrFull):
 		o.log.Warn("cannot provision yet", zap.Error(err))
 		o.again()

@@ -140,6 +140,7 @@ func (s *Swarm) reconcileAll(ctx context.Context, dryRun bool) (actions []Action
 		actions = append(actions, plan...)
 		if !dryRun {
 			s.carryOut(ctx, rt, plan)
+			s.sweepForks(ctx, rt)
 		}
 	}
 	return actions, orphans, errors.Join(errs...)

@@ -11,6 +11,7 @@ import (
 	"github.com/alineod/alineod/internal/ids"
 	"github.com/alineod/alineod/internal/ledger"
 	"github.com/alineod/alineod/internal/recovery"
+	"github.com/alineod/alineod/internal/runtime"
 	"github.com/alineod/alineod/internal/spec"
 )
 
@@ -29,44 +30,26 @@ func (s *Swarm) StartRun(ctx context.Context, r StartRunRequest) (StartRunAnswer
 		default:
 			return StartRunAnswer{}, invalid("closeWhen", "want explicit or quiescent")
 		}
-		h, err := s.Harness(sp.Harness)
-		if err != nil {
-			return StartRunAnswer{}, invalid("spec.harness", err.Error())
-		}
 		rt, err := s.Choose(ctx)
 		if err != nil {
 			return StartRunAnswer{}, &Error{Kind: ErrUnavailable, Code: ClassRuntimeUnreachable, Message: err.Error()}
 		}
-		caps := rt.Capabilities()
-		if !caps.Isolated && !h.Trusted() && !s.AllowUnsandboxed {
-			return StartRunAnswer{}, &Error{Kind: ErrConflict, Code: "unsandboxed_refused", Message: fmt.Sprintf(
-				"%s would run on this machine itself: the %s runtime isolates nothing. Start a Docker Engine, or set local.allowUnsandboxed (ALINEOD_LOCAL_ALLOW_UNSANDBOXED=1) if you mean it", h.Name(), rt.Name())}
+		if err := s.suits(sp, rt); err != nil {
+			return StartRunAnswer{}, err
 		}
-		if !caps.Isolated && sp.Checkpoint != nil && len(sp.Checkpoint.Paths) > 0 {
-			return StartRunAnswer{}, invalid("spec.checkpoint.paths", "would be this machine's own paths: the "+rt.Name()+" runtime isolates nothing")
-		}
-		if caps.BaseImages && sp.Image == "" {
-			sp.Image = s.DefaultImage
-		}
-		// A variable that is not set is told now, not from a sandbox later.
-		if _, err := s.env(sp); err != nil {
-			return StartRunAnswer{}, unsetVars(err)
-		}
-
 		answer := StartRunAnswer{RunID: ids.New(ids.Run), RootAgentID: ids.New(ids.Agent), State: StateProvisioning, Warnings: warnings}
-		spawned := ledger.AgentSpawnedPayload{SpecName: sp.Name, Harness: sp.Harness, Model: sp.Model, Runtime: rt.Name(),
-			State: StateProvisioning, Checkpointing: sp.Checkpointing(), SpawnDepth: sp.SpawnDepth, MaxAgents: sp.MaxAgents, SetupHash: sp.SetupHash()}
+		spawned := spawnedPayload(sp, rt)
+		run := ledger.RunStartedPayload{RootAgentID: answer.RootAgentID, CloseWhen: r.CloseWhen}
 		if r.Budget != nil {
-			if r.Budget.SpawnDepth != nil {
-				spawned.SpawnDepth = r.Budget.SpawnDepth
+			if err := r.Budget.check(); err != nil {
+				return StartRunAnswer{}, err
 			}
-			if r.Budget.MaxAgents != nil {
-				spawned.MaxAgents = r.Budget.MaxAgents
-			}
-			spawned.MaxAgentsTotal = r.Budget.MaxAgentsTotal
+			spawned.SpawnDepth = orElse(r.Budget.SpawnDepth, spawned.SpawnDepth)
+			spawned.MaxAgents = orElse(r.Budget.MaxAgents, spawned.MaxAgents)
+			run.MaxAgentsTotal = r.Budget.MaxAgentsTotal
 		}
 		entries := []ledger.Entry{
-			{Event: ledger.RunStarted, Payload: ledger.RunStartedPayload{RootAgentID: answer.RootAgentID, CloseWhen: r.CloseWhen}},
+			{Event: ledger.RunStarted, Payload: run},
 			{AgentID: answer.RootAgentID, Event: ledger.AgentSpawned, Payload: spawned, Body: map[string]any{"spec": sp}},
 		}
 		if r.Prompt != "" {
@@ -82,6 +65,37 @@ func (s *Swarm) StartRun(ctx context.Context, r StartRunRequest) (StartRunAnswer
 		hit("swarm.run-started")
 		return answer, s.adoptNew(ctx, answer.RootAgentID)
 	})
+}
+
+// suits says whether a spec can be carried out on a runtime, and fills in what
+// it leaves to the daemon.
+func (s *Swarm) suits(sp *spec.Spec, rt runtime.Runtime) error {
+	h, err := s.Harness(sp.Harness)
+	if err != nil {
+		return invalid("spec.harness", err.Error())
+	}
+	caps := rt.Capabilities()
+	if !caps.Isolated && !h.Trusted() && !s.AllowUnsandboxed {
+		return &Error{Kind: ErrConflict, Code: "unsandboxed_refused", Message: fmt.Sprintf(
+			"%s would run on this machine itself: the %s runtime isolates nothing. Start a Docker Engine, or set local.allowUnsandboxed (ALINEOD_LOCAL_ALLOW_UNSANDBOXED=1) if you mean it", h.Name(), rt.Name())}
+	}
+	if !caps.Isolated && sp.Checkpoint != nil && len(sp.Checkpoint.Paths) > 0 {
+		return invalid("spec.checkpoint.paths", "would be this machine's own paths: the "+rt.Name()+" runtime isolates nothing")
+	}
+	if caps.BaseImages && sp.Image == "" {
+		sp.Image = s.DefaultImage
+	}
+	// A variable that is not set is told now, not from a sandbox later.
+	if _, err := s.env(sp); err != nil {
+		return unsetVars(err)
+	}
+	return nil
+}
+
+// spawnedPayload is what a spec says of its agent from the start.
+func spawnedPayload(sp *spec.Spec, rt runtime.Runtime) ledger.AgentSpawnedPayload {
+	return ledger.AgentSpawnedPayload{SpecName: sp.Name, Harness: sp.Harness, Model: sp.Model, Runtime: rt.Name(),
+		State: StateProvisioning, Checkpointing: sp.Checkpointing(), SpawnDepth: sp.SpawnDepth, MaxAgents: sp.MaxAgents, SetupHash: sp.SetupHash()}
 }
 
 // adoptNew gives a new agent its owner. A daemon that stops just now leaves it

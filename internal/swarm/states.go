@@ -5,6 +5,7 @@ import "slices"
 // States of an agent (lifecycle.md).
 const (
 	StateProvisioning = "provisioning"
+	StateSpawning     = "spawning"
 	StateRunning      = "running"
 	StatePaused       = "paused"
 	StateDone         = "done"
@@ -30,6 +31,7 @@ const (
 	OutcomeAborted     = "aborted"
 	OutcomeInterrupted = "interrupted"
 	OutcomeLost        = "lost"
+	OutcomeBudget      = "budget-exceeded"
 )
 
 // Classes of a diagnosis beside those a harness tells.
@@ -41,6 +43,8 @@ const (
 	ClassOutOfMemory        = "out_of_memory"
 	ClassJournalLost        = "journal_lost"
 	ClassTurnIdle           = "turn_idle"
+	ClassDependency         = "dependency_failed"
+	ClassParentLost         = "parent_lost"
 )
 
 // Actions a client asks for.
@@ -63,11 +67,11 @@ var final = []string{StateAborted, StatePurged}
 
 // allowed is the one table of what may be asked of an agent in which state.
 var allowed = map[string][]string{
-	actPrompt:     {StateProvisioning, StateRunning, StatePaused, StateDone, StateFailed, StateRecovering},
+	actPrompt:     {StateProvisioning, StateSpawning, StateRunning, StatePaused, StateDone, StateFailed, StateRecovering},
 	actSteer:      {StateRunning},
 	actPause:      {StateRunning, StateDone, StateFailed, StatePaused},
 	actResume:     {StatePaused},
-	actStop:       {StateProvisioning, StateRunning, StatePaused, StateDone, StateFailed, StateStopped, StateCrashed, StateRecovering, StateLost},
+	actStop:       {StateProvisioning, StateSpawning, StateRunning, StatePaused, StateDone, StateFailed, StateStopped, StateCrashed, StateRecovering, StateLost},
 	actRevive:     {StateStopped, StateCrashed, StateLost},
 	actRecover:    {StateRunning, StatePaused, StateDone, StateFailed, StateRecovering, StateLost, StateCrashed},
 	actCheckpoint: {StateDone, StateFailed},
@@ -82,6 +86,6 @@ func isFinal(state string) bool { return slices.Contains(final, state) }
 
 // States lists every state an agent can be in.
 func States() []string {
-	return []string{StateProvisioning, StateRunning, StatePaused, StateDone, StateFailed, StateStopped, StateCrashed,
+	return []string{StateProvisioning, StateSpawning, StateRunning, StatePaused, StateDone, StateFailed, StateStopped, StateCrashed,
 		StateRecovering, StateAborted, StatePurged, StateLost}
 }

@@ -148,11 +148,14 @@ type Swarm struct {
 
 	mu      sync.Mutex
 	owners  map[string]*owner
+	held    map[string]*owner // that wait for others
 	started bool
 	stopped bool
 
 	ready     readiness
 	orphans   orphanage
+	spawns    runtime.Locks // by run
+	forks     runtime.Locks // by the sandbox forked from
 	reconcile chan struct{} // one token: one reconciliation at a time
 }
 
@@ -163,7 +166,7 @@ func New(c Config) *Swarm {
 	c = c.withDefaults()
 	ctx, cancel := context.WithCancelCause(context.Background())
 	s := &Swarm{
-		Config: c, runtimes: map[string]runtime.Runtime{}, owners: map[string]*owner{},
+		Config: c, runtimes: map[string]runtime.Runtime{}, owners: map[string]*owner{}, held: map[string]*owner{},
 		climbs: make(chan struct{}, c.Parallelism), reconcile: make(chan struct{}, 1),
 		live: newHub(), ctx: ctx, cancel: cancel,
 		setup: setup.NewBuilder(c.Ledger, c.Clock, c.Log),
@@ -174,6 +177,7 @@ func New(c Config) *Swarm {
 	s.ladder = &recovery.Ladder{
 		Ledger: c.Ledger, Setup: s.setup, Store: c.Store, Clock: c.Clock, Log: c.Log,
 		Intend: s.intend, Abandoned: s.abandoned, Env: s.env,
+		Furnish: s.furnish, Places: s.places,
 		HelloTimeout: c.HelloTimeout, StartTimeout: c.StartTimeout,
 	}
 	return s
@@ -197,6 +201,8 @@ func (s *Swarm) Start(ctx context.Context) error {
 	for _, a := range agents {
 		s.own(a, true)
 	}
+	last := s.Ledger.LastSeq()
+	s.work.Go(func() { s.stir(last) })
 	s.work.Go(s.boot)
 	return nil
 }

@@ -64,6 +64,38 @@ type StartRunAnswer struct {
 	Warnings    []spec.Warning `json:"warnings,omitempty"`
 }
 
+// check says what is wrong with a budget.
+func (b *Budget) check() error {
+	for _, f := range []struct {
+		path  string
+		value *int
+	}{{"budget.spawnDepth", b.SpawnDepth}, {"budget.maxAgents", b.MaxAgents}, {"budget.maxAgentsTotal", b.MaxAgentsTotal}} {
+		if f.value != nil && *f.value < 0 {
+			return invalid(f.path, "must not be negative")
+		}
+	}
+	return nil
+}
+
+// SpawnRequest asks for an agent below another one, in a sandbox forked from
+// that one's.
+type SpawnRequest struct {
+	RunID         string
+	ParentAgentID string
+	Spec          json.RawMessage
+	Prompt        string          // empty: the agent waits for one
+	WaitFor       json.RawMessage // a list of agents, or an object; see internal/wait
+	Budget        *Budget
+	Idempotency
+}
+
+// SpawnAnswer is the answer to SpawnRequest.
+type SpawnAnswer struct {
+	AgentID  string         `json:"agentId"`
+	State    string         `json:"state"` // provisioning, or spawning where it is held first
+	Warnings []spec.Warning `json:"warnings,omitempty"`
+}
+
 // RunView is a run with its agents.
 type RunView struct {
 	RunID       string      `json:"runId"`

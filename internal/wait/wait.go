@@ -1,0 +1,158 @@
+// Package wait is what an agent may wait for before it starts: the settling of
+// others. It reads such a wish, and says from who has settled whether it is
+// fulfilled. It knows no clock and keeps nothing.
+package wait
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/alineod/alineod/internal/ledger"
+	"github.com/alineod/alineod/internal/spec"
+)
+
+// Modes: how many of the others, and how they must have ended.
+const (
+	Settled = "settled" // all, however they ended: the default
+	All     = "all"     // all, well
+	Any     = "any"     // one, well
+	Quorum  = "quorum"  // k, well
+)
+
+// What to do when a dependency fails, or the deadline passes.
+const (
+	Fail    = "fail"
+	Proceed = "proceed"
+)
+
+// Outcomes of an evaluation.
+const (
+	Pending   = "pending"
+	Satisfied = "satisfied"
+	Partial   = "partial" // going on without all that was wished for
+	DepFail   = "depfail"
+)
+
+// success is how a turn ends well.
+const success = "success"
+
+// Parse reads a wish: a list of agents, or an object {agents, mode, k,
+// onDepFailure, deadlineSec, onDeadline}. Deadlines become absolute from now.
+// All that is wrong is told at once, with its path below "waitFor".
+func Parse(raw json.RawMessage, now time.Time) (ledger.WaitOpenedPayload, []spec.Problem) {
+	var p ledger.WaitOpenedPayload
+	var problems []spec.Problem
+	bad := func(path, format string, args ...any) {
+		problems = append(problems, spec.Problem{Path: path, Message: fmt.Sprintf(format, args...)})
+	}
+	var object struct {
+		Agents       []string `json:"agents"`
+		Mode         string   `json:"mode"`
+		K            *int     `json:"k"`
+		OnDepFailure string   `json:"onDepFailure"`
+		DeadlineSec  *float64 `json:"deadlineSec"`
+		OnDeadline   string   `json:"onDeadline"`
+	}
+	agentsPath := "waitFor"
+	if trimmed := bytes.TrimSpace(raw); len(trimmed) > 0 && trimmed[0] == '[' {
+		if err := json.Unmarshal(raw, &object.Agents); err != nil {
+			bad("waitFor", "must be a list of agents' ids")
+			return p, problems
+		}
+	} else {
+		d := json.NewDecoder(bytes.NewReader(raw))
+		d.DisallowUnknownFields()
+		if err := d.Decode(&object); err != nil {
+			bad("waitFor", "must be a list of agents, or {agents, mode, k, onDepFailure, deadlineSec, onDeadline}: %v", err)
+			return p, problems
+		}
+		agentsPath = "waitFor.agents"
+	}
+	p = ledger.WaitOpenedPayload{Agents: object.Agents, Mode: orElse(object.Mode, Settled), OnDeadline: object.OnDeadline}
+	if len(p.Agents) == 0 {
+		bad(agentsPath, "names no agent")
+	}
+	for i, id := range p.Agents {
+		if slices.Contains(p.Agents[:i], id) {
+			bad(fmt.Sprintf("%s[%d]", agentsPath, i), "%s is named twice", id)
+		}
+	}
+	if !slices.Contains([]string{Settled, All, Any, Quorum}, p.Mode) {
+		bad("waitFor.mode", "is %q; must be one of settled, all, any, quorum", p.Mode)
+	}
+	switch {
+	case p.Mode == Quorum && object.K == nil:
+		bad("waitFor.k", "is required with the mode quorum")
+	case p.Mode == Quorum && (*object.K < 1 || *object.K > len(p.Agents)):
+		bad("waitFor.k", "is %d; must be from 1 to the number of agents, %d", *object.K, len(p.Agents))
+	case p.Mode == Quorum:
+		p.K = *object.K
+	case object.K != nil:
+		bad("waitFor.k", "goes with the mode quorum only")
+	}
+	// Who waits for the others' end, however it comes, minds no failure.
+	p.OnDepFail = orElse(object.OnDepFailure, map[bool]string{true: Proceed, false: Fail}[p.Mode == Settled])
+	if p.OnDepFail != Fail && p.OnDepFail != Proceed {
+		bad("waitFor.onDepFailure", "is %q; must be fail or proceed", p.OnDepFail)
+	}
+	if object.DeadlineSec != nil {
+		const most = 365 * 24 * 3600
+		if *object.DeadlineSec <= 0 || *object.DeadlineSec > most {
+			bad("waitFor.deadlineSec", "must be above 0 and at most %d", most)
+		}
+		p.DeadlineAt = now.Add(time.Duration(*object.DeadlineSec * float64(time.Second))).UnixMilli()
+		p.OnDeadline = orElse(p.OnDeadline, Fail)
+	} else if p.OnDeadline != "" {
+		bad("waitFor.onDeadline", "goes with deadlineSec only")
+	}
+	if p.OnDeadline != "" && p.OnDeadline != Fail && p.OnDeadline != Proceed {
+		bad("waitFor.onDeadline", "is %q; must be fail or proceed", p.OnDeadline)
+	}
+	return p, problems
+}
+
+func orElse(s, other string) string {
+	if s == "" {
+		return other
+	}
+	return s
+}
+
+// Evaluate says what has come of a wish. outcomes has the outcome of each agent
+// that has settled; late says that the deadline has passed.
+func Evaluate(p ledger.WaitOpenedPayload, outcomes map[string]string, late bool) ledger.WaitResolvedPayload {
+	a := ledger.WaitResolvedPayload{Outcome: Pending, Settled: []ledger.WaitMember{}, Pending: []string{}}
+	well, badly := 0, 0
+	for _, id := range p.Agents {
+		outcome, settled := outcomes[id]
+		if !settled {
+			a.Pending = append(a.Pending, id)
+			continue
+		}
+		a.Settled = append(a.Settled, ledger.WaitMember{AgentID: id, Outcome: outcome})
+		if outcome == success {
+			well++
+		} else {
+			badly++
+		}
+	}
+	need := map[string]int{Settled: 0, All: len(p.Agents), Any: 1, Quorum: p.K}[p.Mode]
+	switch {
+	case badly > 0 && p.OnDepFail == Fail && (p.Mode == Settled || badly > len(p.Agents)-need):
+		a.Outcome, a.Reason = DepFail, "a dependency failed"
+	case p.Mode != Settled && well >= need:
+		a.Outcome = Satisfied
+	case len(a.Pending) == 0 && p.Mode == Settled:
+		a.Outcome = Satisfied
+	case len(a.Pending) == 0:
+		a.Outcome, a.Reason = Partial, "a dependency failed"
+	case late && p.OnDeadline == Proceed:
+		a.Outcome, a.Reason = Partial, "the deadline has passed"
+	case late:
+		a.Outcome, a.Reason = DepFail, "the deadline has passed"
+	}
+	return a
+}
