@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 	"time"
@@ -17,7 +18,7 @@ const waitMost = 240
 
 // Scoped is embedded by bodies that may name whom they concern.
 type Scoped struct {
-	Scope string `json:"scope,omitempty" enum:"agent" doc:"Default: agent"`
+	Scope string `json:"scope,omitempty" enum:"agent,subtree" doc:"Default: agent; subtree is the agent and all that is below it"`
 }
 
 type promptBody struct {
@@ -77,6 +78,40 @@ func accepted(rest, id, summary string) route {
 	return rt
 }
 
+// scopeOf is the scope that a body names.
+func (b Scoped) scopeOf() string { return b.Scope }
+
+// scoped adds a route that works on one agent, and answers 202; or on one and
+// all below it, and answers 200 with what that came to for each.
+func scoped[B interface{ scopeOf() string }](rs *routes, rest, id, summary string,
+	one func(context.Context, *in[B]) (swarm.Accepted, error), all func(context.Context, *in[B]) (swarm.ScopeAnswer, error)) {
+	rt := accepted(rest, id, summary)
+	rt.also = []int{http.StatusOK}
+	rt.statusOf = func(answer any) int {
+		if answer.(scopedView).Results != nil {
+			return http.StatusOK
+		}
+		return http.StatusAccepted
+	}
+	handle(rs, rt, func(ctx context.Context, req *in[B]) (scopedView, error) {
+		if req.body.scopeOf() == "subtree" {
+			a, err := all(ctx, req)
+			return scopedView{AsOf: a.AsOf, Results: list(a.Results)}, err
+		}
+		a, err := one(ctx, req)
+		return scopedView{AgentID: a.AgentID, State: a.State}, err
+	})
+}
+
+// scopedView answers a scoped route: the first two fields for an agent, the
+// others for a subtree.
+type scopedView struct {
+	AgentID string              `json:"agentId,omitempty"`
+	State   string              `json:"state,omitempty"`
+	AsOf    int64               `json:"asOf,omitempty"`
+	Results []swarm.ScopeResult `json:"results,omitempty"`
+}
+
 func (s *server) agentRoutes() {
 	rs := s.routes
 	handle(rs, route{method: http.MethodGet, path: "/agents", id: "listAgents", tag: "agents",
@@ -104,26 +139,36 @@ func (s *server) agentRoutes() {
 			Text: req.body.Text, Images: req.body.Images, Idempotency: req.idem,
 		})
 	})
-	handle(rs, accepted("/steer", "steer", "Say something to the turn that runs"),
+	scoped(rs, "/steer", "steer", "Say something to the turn that runs",
 		func(ctx context.Context, req *in[steerBody]) (swarm.Accepted, error) {
 			return s.Swarm.Steer(ctx, req.id(), req.body.Message, req.idem)
+		}, func(ctx context.Context, req *in[steerBody]) (swarm.ScopeAnswer, error) {
+			return s.Swarm.SteerSubtree(ctx, req.id(), req.body.Message, req.idem)
 		})
-	handle(rs, accepted("/pause", "pause", "Freeze an agent"),
+	scoped(rs, "/pause", "pause", "Freeze an agent",
 		func(ctx context.Context, req *in[scopedBody]) (swarm.Accepted, error) {
 			return s.Swarm.Pause(ctx, req.id(), req.idem)
+		}, func(ctx context.Context, req *in[scopedBody]) (swarm.ScopeAnswer, error) {
+			return s.Swarm.PauseSubtree(ctx, req.id(), req.idem)
 		})
-	handle(rs, accepted("/resume", "resume", "Let a paused agent go on"),
+	scoped(rs, "/resume", "resume", "Let a paused agent go on",
 		func(ctx context.Context, req *in[scopedBody]) (swarm.Accepted, error) {
 			return s.Swarm.Resume(ctx, req.id(), req.idem)
+		}, func(ctx context.Context, req *in[scopedBody]) (swarm.ScopeAnswer, error) {
+			return s.Swarm.ResumeSubtree(ctx, req.id(), req.idem)
 		})
-	handle(rs, accepted("/stop", "stop", "End an agent"),
+	scoped(rs, "/stop", "stop", "End an agent",
 		func(ctx context.Context, req *in[stopBody]) (swarm.Accepted, error) {
-			mode := req.body.Mode
-			if mode == "" {
-				mode = "abort"
-			}
-			return s.Swarm.Stop(ctx, req.id(), mode, req.idem)
+			return s.Swarm.Stop(ctx, req.id(), cmp.Or(req.body.Mode, "abort"), req.idem)
+		}, func(ctx context.Context, req *in[stopBody]) (swarm.ScopeAnswer, error) {
+			return s.Swarm.StopSubtree(ctx, req.id(), cmp.Or(req.body.Mode, "abort"), req.idem)
 		})
+	subtree := agentRoute(http.MethodGet, "/await", "awaitSubtree", "Whether an agent and all below it are at rest")
+	subtree.params = []param{{name: "scope", enum: []any{"subtree"}}, {name: "wait", typ: huma.TypeNumber, min: bound(0), max: bound(waitMost),
+		doc: "Seconds to wait for it"}}
+	handle(rs, subtree, func(ctx context.Context, req *in[none]) (swarm.SubtreeView, error) {
+		return s.Swarm.AwaitSubtree(ctx, req.id(), time.Duration(req.num["wait"]*float64(time.Second)))
+	})
 	handle(rs, agentRoute(http.MethodPost, "/recover", "recover", "Bring an agent back now"),
 		func(ctx context.Context, req *in[keyedBody]) (swarm.WayBack, error) {
 			return s.Swarm.Recover(ctx, req.id(), req.idem)

@@ -42,6 +42,8 @@ type Swarm interface {
 	Run(ctx context.Context, id string) (swarm.RunView, error)
 	DeleteRun(ctx context.Context, id string, idem swarm.Idempotency) error
 	Spawn(ctx context.Context, req swarm.SpawnRequest) (swarm.SpawnAnswer, error)
+	Await(ctx context.Context, req swarm.AwaitRequest) (swarm.AwaitAnswer, error)
+	AwaitSubtree(ctx context.Context, id string, limit time.Duration) (swarm.SubtreeView, error)
 
 	Agent(ctx context.Context, id string) (swarm.AgentView, error)
 	Agents(ctx context.Context) ([]swarm.AgentView, error)
@@ -50,6 +52,10 @@ type Swarm interface {
 	Pause(ctx context.Context, id string, idem swarm.Idempotency) (swarm.Accepted, error)
 	Resume(ctx context.Context, id string, idem swarm.Idempotency) (swarm.Accepted, error)
 	Stop(ctx context.Context, id, mode string, idem swarm.Idempotency) (swarm.Accepted, error)
+	SteerSubtree(ctx context.Context, id, message string, idem swarm.Idempotency) (swarm.ScopeAnswer, error)
+	PauseSubtree(ctx context.Context, id string, idem swarm.Idempotency) (swarm.ScopeAnswer, error)
+	ResumeSubtree(ctx context.Context, id string, idem swarm.Idempotency) (swarm.ScopeAnswer, error)
+	StopSubtree(ctx context.Context, id, mode string, idem swarm.Idempotency) (swarm.ScopeAnswer, error)
 	Recover(ctx context.Context, id string, idem swarm.Idempotency) (swarm.WayBack, error)
 	Revive(ctx context.Context, id string, idem swarm.Idempotency) (swarm.WayBack, error)
 	// Result waits up to wait for the last turn to settle.

@@ -37,7 +37,7 @@ func TestWrongBodies(t *testing.T) {
 				"images[2]": "must be an object, not a number",
 			}},
 		{"/agents/a/steer", `{"message":""}`, "invalid_body", map[string]string{"message": "must have at least 1 characters"}},
-		{"/agents/a/pause", `{"scope":"subtree"}`, "invalid_body", map[string]string{"scope": "must be one of agent"}},
+		{"/agents/a/pause", `{"scope":"run"}`, "invalid_body", map[string]string{"scope": "must be one of agent, subtree"}},
 		{"/agents/a/stop", `{"mode":"kill"}`, "invalid_body", map[string]string{"mode": "must be one of abort, drain, stop"}},
 		{"/agents/a/exec", `{"command":[],"env":{"A":1},"timeoutSec":3601}`, "invalid_body", map[string]string{
 			"command": "must have at least 1 items", "env.A": "must be a string, not a number", "timeoutSec": "must not be more than 3600"}},

@@ -32,6 +32,9 @@ type fake struct {
 	run               func(id string) (swarm.RunView, error)
 	deleteRun         func(id string) error
 	spawn             func(swarm.SpawnRequest) (swarm.SpawnAnswer, error)
+	await             func(swarm.AwaitRequest) (swarm.AwaitAnswer, error)
+	awaitSubtree      func(id string, limit time.Duration) (swarm.SubtreeView, error)
+	scope             func(what, id string, i idem) (swarm.ScopeAnswer, error)
 	agent             func(id string) (swarm.AgentView, error)
 	agents            func() ([]swarm.AgentView, error)
 	prompt            func(id string, req swarm.PromptRequest) (swarm.PromptAnswer, error)
@@ -63,6 +66,22 @@ func (f *fake) Run(_ ctx, id string) (swarm.RunView, error) { return f.run(id) }
 func (f *fake) DeleteRun(_ ctx, id string, _ idem) error    { return f.deleteRun(id) }
 func (f *fake) Spawn(_ ctx, r swarm.SpawnRequest) (swarm.SpawnAnswer, error) {
 	return f.spawn(r)
+}
+func (f *fake) Await(_ ctx, r swarm.AwaitRequest) (swarm.AwaitAnswer, error) { return f.await(r) }
+func (f *fake) AwaitSubtree(_ ctx, id string, limit time.Duration) (swarm.SubtreeView, error) {
+	return f.awaitSubtree(id, limit)
+}
+func (f *fake) SteerSubtree(_ ctx, id, message string, i idem) (swarm.ScopeAnswer, error) {
+	return f.scope("steer "+message, id, i)
+}
+func (f *fake) PauseSubtree(_ ctx, id string, i idem) (swarm.ScopeAnswer, error) {
+	return f.scope("pause", id, i)
+}
+func (f *fake) ResumeSubtree(_ ctx, id string, i idem) (swarm.ScopeAnswer, error) {
+	return f.scope("resume", id, i)
+}
+func (f *fake) StopSubtree(_ ctx, id, mode string, i idem) (swarm.ScopeAnswer, error) {
+	return f.scope("stop "+mode, id, i)
 }
 func (f *fake) Agent(_ ctx, id string) (swarm.AgentView, error) { return f.agent(id) }
 func (f *fake) Agents(ctx) ([]swarm.AgentView, error)           { return f.agents() }

@@ -44,6 +44,18 @@ func working(calls *[]any) *fake {
 			return swarm.RunView{RunID: id, State: "open", Agents: []swarm.AgentView{anAgent, {}}}, nil
 		},
 		deleteRun: func(id string) error { note("delete", id); return nil },
+		await: func(r swarm.AwaitRequest) (swarm.AwaitAnswer, error) {
+			note("await", r.RunID, len(r.Agents), r.Mode, r.Subtree, r.Wait)
+			return swarm.AwaitAnswer{Outcome: "pending", Selected: []string{}, Settled: []ledger.WaitMember{}, Pending: []string{"a2"}}, nil
+		},
+		awaitSubtree: func(id string, limit time.Duration) (swarm.SubtreeView, error) {
+			note("awaitSubtree", id, limit)
+			return swarm.SubtreeView{RootAgentID: id, Members: []swarm.SubtreeMember{}, BlockedOnPaused: []string{}}, nil
+		},
+		scope: func(what, id string, _ idem) (swarm.ScopeAnswer, error) {
+			note("scope", what, id)
+			return swarm.ScopeAnswer{AsOf: 7, Results: []swarm.ScopeResult{{AgentID: id, Outcome: "skipped", Reason: "r"}}}, nil
+		},
 		spawn: func(r swarm.SpawnRequest) (swarm.SpawnAnswer, error) {
 			note("spawn", r.RunID, r.ParentAgentID, string(r.WaitFor), r.Budget != nil)
 			return swarm.SpawnAnswer{AgentID: "a2", State: "spawning"}, nil
@@ -160,6 +172,10 @@ var happy = []struct {
 		`"rootAgentId":"a1"`, []any{"start", `{"name":"n","strange":[1]}`, "p", "quiescent", true}},
 	{"POST", "/runs/r1/agents", "/runs/{id}/agents", `{"parentAgentId":"a1","spec":{"harness":"scripted"},"waitFor":["a3"]}`, 202,
 		`"agentId":"a2"`, []any{"spawn", "r1", "a1", `["a3"]`, false}},
+	{"POST", "/runs/r1/await", "/runs/{id}/await", `{"agents":["a2"],"mode":"all","wait":1.5}`, 200, `"pending":["a2"]`,
+		[]any{"await", "r1", 1, "all", "", 1500 * time.Millisecond}},
+	{"GET", "/agents/a1/await?scope=subtree&wait=2", "/agents/{id}/await", "", 200, `"quiescent":false`, []any{"awaitSubtree", "a1", 2 * time.Second}},
+	{"POST", "/agents/a1/stop", "/agents/{id}/stop", `{"mode":"drain","scope":"subtree"}`, 200, `"outcome":"skipped"`, []any{"scope", "stop drain", "a1"}},
 	{"GET", "/runs?state=open&limit=7&after=c", "/runs", "", 200, `"next":"n"`, []any{"runs", "open", 7, "c"}},
 	{"GET", "/runs", "/runs", "", 200, `"closedAt":null`, []any{"runs", "", 100, ""}},
 	{"GET", "/runs/r1", "/runs/{id}", "", 200, `"runId":"r1"`, []any{"run", "r1"}},

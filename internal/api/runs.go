@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -30,6 +31,15 @@ type spawnBody struct {
 	WaitFor       json.RawMessage `json:"waitFor,omitempty" doc:"Agents of the run that must settle first: a list, or {agents, mode, k, onDepFailure, deadlineSec, onDeadline}"`
 	Budget        *swarm.Budget   `json:"budget,omitempty"`
 	Keyed
+}
+
+type awaitBody struct {
+	Agents       []string `json:"agents,omitempty" doc:"Agents of the run"`
+	Mode         string   `json:"mode,omitempty" enum:"settled,all,any,quorum" doc:"Default: settled"`
+	K            *int     `json:"k,omitempty" doc:"With the mode quorum: how many"`
+	OnDepFailure string   `json:"onDepFailure,omitempty" enum:"fail,proceed"`
+	Subtree      string   `json:"subtree,omitempty" doc:"Instead of agents: one, and all that is below it"`
+	Wait         float64  `json:"wait" minimum:"0" maximum:"240" doc:"Seconds to wait for it"`
 }
 
 func (s *server) runRoutes() {
@@ -79,6 +89,15 @@ func (s *server) runRoutes() {
 		return s.Swarm.Spawn(ctx, swarm.SpawnRequest{
 			RunID: req.id(), ParentAgentID: req.body.ParentAgentID, Spec: req.body.Spec, Prompt: req.body.Prompt,
 			WaitFor: req.body.WaitFor, Budget: req.body.Budget, Idempotency: req.idem,
+		})
+	})
+	handle(rs, route{
+		method: http.MethodPost, path: "/runs/{id}/await", id: "await", tag: "runs",
+		summary: "Wait for agents of a run to settle",
+	}, func(ctx context.Context, req *in[awaitBody]) (swarm.AwaitAnswer, error) {
+		return s.Swarm.Await(ctx, swarm.AwaitRequest{
+			RunID: req.id(), Agents: req.body.Agents, Mode: req.body.Mode, K: req.body.K, OnDepFailure: req.body.OnDepFailure,
+			Subtree: req.body.Subtree, Wait: time.Duration(req.body.Wait * float64(time.Second)),
 		})
 	})
 	rs.raw(route{

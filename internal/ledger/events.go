@@ -89,6 +89,11 @@ type RunStartedPayload struct {
 	MaxAgentsTotal *int `json:"maxAgentsTotal,omitempty"`
 }
 
+// RunQuiescentPayload of run.quiescent: at AsOf, nothing of the run was at work.
+type RunQuiescentPayload struct {
+	AsOf int64 `json:"asOf"`
+}
+
 // RunClosedPayload of run.closed.
 type RunClosedPayload struct {
 	Reason string `json:"reason"`
@@ -117,6 +122,9 @@ type AgentForkedPayload struct {
 	SandboxID string `json:"sandboxId"`
 	Image     string `json:"image"`
 	SetupHash string `json:"setupHash"` // of the agent forked from
+	// Marked: files were written just before the copy, to be found in it. A
+	// frozen sandbox cannot be marked.
+	Marked bool `json:"marked"`
 	TookMs    int64  `json:"tookMs"`
 }
 
@@ -133,10 +141,11 @@ type WaitOpenedPayload struct {
 
 // WaitResolvedPayload of wait.resolved and wait.blocked.
 type WaitResolvedPayload struct {
-	Outcome string       `json:"outcome"` // satisfied, partial, depfail
-	Settled []WaitMember `json:"settled"`
-	Pending []string     `json:"pending"`
-	Reason  string       `json:"reason,omitempty"`
+	Outcome  string       `json:"outcome"`  // satisfied, partial, depfail
+	Selected []string     `json:"selected"` // those that decided it
+	Settled  []WaitMember `json:"settled"`
+	Pending  []string     `json:"pending"`
+	Reason   string       `json:"reason,omitempty"`
 }
 
 // WaitMember is an agent that was waited for and has settled.

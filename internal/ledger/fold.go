@@ -27,7 +27,7 @@ type foldFunc func(f *folder, e *Event) error
 var folds = map[string]foldFunc{
 	RunStarted:   foldRunStarted,
 	RunClosed:    foldRunClosed,
-	RunQuiescent: nil,
+	RunQuiescent: foldRunQuiescent,
 
 	AgentSpawned:          foldAgentSpawned,
 	AgentProvisioned:      foldAgentProvisioned,

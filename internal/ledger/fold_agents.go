@@ -19,6 +19,19 @@ func foldRunStarted(f *folder, e *Event) error {
 	return err
 }
 
+// foldRunQuiescent refuses what was found out before something began again.
+func foldRunQuiescent(f *folder, e *Event) error {
+	p, err := decode[RunQuiescentPayload](e)
+	if err != nil {
+		return err
+	}
+	n, err := f.t.exec("UPDATE runs SET quiescent = 1 WHERE run_id = ? AND state = 'open' AND quiescent = 0 AND stirred_seq <= ?", e.RunID, p.AsOf)
+	if err == nil && n == 0 {
+		return conflict(e, "run %q is not known to have come to rest since event %d", e.RunID, p.AsOf)
+	}
+	return err
+}
+
 func foldRunClosed(f *folder, e *Event) error {
 	n, err := f.t.exec("UPDATE runs SET state = 'closed', closed_at = ? WHERE run_id = ? AND state = 'open'",
 		e.TS, e.RunID)
@@ -55,7 +68,7 @@ func foldAgentSpawned(f *folder, e *Event) error {
 	if err != nil {
 		return err
 	}
-	_, err = f.t.exec("UPDATE runs SET agents = agents + 1 WHERE run_id = ?", e.RunID)
+	_, err = f.t.exec("UPDATE runs SET agents = agents + 1, stirred_seq = ?, quiescent = 0 WHERE run_id = ?", e.Seq, e.RunID)
 	return err
 }
 
@@ -216,5 +229,5 @@ func foldAgentForked(f *folder, e *Event) error {
 	if err := needAgent(e); err != nil {
 		return err
 	}
-	return f.setAgent(e, "fork_image = ?, fork_setup = ?", p.Image, p.SetupHash)
+	return f.setAgent(e, "fork_image = ?, fork_setup = ?, fork_marked = ?", p.Image, p.SetupHash, p.Marked)
 }

@@ -34,6 +34,9 @@ func foldTurnRequested(f *folder, e *Event) error {
 		e.AgentID, e.TurnID); err != nil {
 		return err
 	}
+	if _, err := f.t.exec("UPDATE runs SET turns = turns + 1, stirred_seq = ?, quiescent = 0 WHERE run_id = ?", e.Seq, e.RunID); err != nil {
+		return err
+	}
 	return f.setAgent(e, "turn = ?", p.Turn)
 }
 

@@ -108,6 +108,8 @@ type Run struct {
 	Agents      int // number of its agents
 	// MaxAgentsTotal is how many it may have; nil: no ceiling.
 	MaxAgentsTotal *int
+	Turns          int  // that were ever requested in it
+	Quiescent      bool // nothing of it is at work
 }
 
 // Agent is a row of the projection of agents.
@@ -142,6 +144,7 @@ type Agent struct {
 	EndedAt       int64
 	ForkImage     string // what its sandboxes are made from, where it was forked
 	ForkSetup     string // the setup hash that image has
+	ForkMarked    bool   // it holds the marks of its copy
 	UpdatedSeq    int64  // seq of the last event that changed this row
 }
 

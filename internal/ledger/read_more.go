@@ -185,3 +185,15 @@ func (l *Ledger) Request(ctx context.Context, scope, key string) (Request, error
 			return r, err
 		})
 }
+
+// OpenTurns reads which agents of a run have a turn that has not ended.
+func (l *Ledger) OpenTurns(ctx context.Context, runID string) (map[string]bool, error) {
+	agents, err := all(ctx, l, "reading the open turns of "+runID,
+		"SELECT DISTINCT agent_id FROM turns INDEXED BY turns_open WHERE state <> 'ended' AND run_id = ?", []any{runID},
+		func(s scanner) (id string, err error) { err = s.Scan(&id); return id, err })
+	open := make(map[string]bool, len(agents))
+	for _, id := range agents {
+		open[id] = true
+	}
+	return open, err
+}

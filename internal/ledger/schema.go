@@ -215,8 +215,15 @@ CREATE INDEX permissions_by_state ON permissions (agent_id, state, request_seq);
 // schema2 is what agents that spawn others need.
 const schema2 = `
 ALTER TABLE runs ADD COLUMN max_agents_total INTEGER;
+ALTER TABLE runs ADD COLUMN turns INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE runs ADD COLUMN stirred_seq INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE runs ADD COLUMN quiescent INTEGER NOT NULL DEFAULT 0;
+UPDATE runs SET turns = (SELECT count(*) FROM turns WHERE turns.run_id = runs.run_id), stirred_seq = max(
+	(SELECT coalesce(max(requested_seq), 0) FROM turns WHERE turns.run_id = runs.run_id),
+	(SELECT coalesce(max(spawned_seq), 0) FROM agents WHERE agents.run_id = runs.run_id));
 ALTER TABLE agents ADD COLUMN fork_image TEXT NOT NULL DEFAULT '';
 ALTER TABLE agents ADD COLUMN fork_setup TEXT NOT NULL DEFAULT '';
+ALTER TABLE agents ADD COLUMN fork_marked INTEGER NOT NULL DEFAULT 0;
 CREATE TABLE waits (
 	agent_id    TEXT PRIMARY KEY,
 	run_id      TEXT NOT NULL,

@@ -75,7 +75,9 @@ func (s *Swarm) fork(ctx context.Context, rt runtime.Runtime, child ledger.Agent
 	}
 	defer unlock()
 	isolated := rt.Capabilities().Isolated
-	if err := runScript(ctx, rt, parent.SandboxID, markScript(child.AgentID, isolated)); err != nil && !errors.Is(err, runtime.ErrPaused) {
+	err = runScript(ctx, rt, parent.SandboxID, markScript(child.AgentID, isolated))
+	marked := err == nil
+	if err != nil && !errors.Is(err, runtime.ErrPaused) {
 		return ledger.AgentForkedPayload{}, lostOr(err, fmt.Errorf("marking %s for a fork: %w", parent.SandboxID, err))
 	}
 	image, err := rt.Commit(ctx, parent.SandboxID, forkName(child.AgentID), map[string]string{labelFork: child.AgentID})
@@ -86,7 +88,7 @@ func (s *Swarm) fork(ctx context.Context, rt runtime.Runtime, child ledger.Agent
 	if err := runScript(ctx, rt, parent.SandboxID, unmarkScript(child.AgentID, isolated)); err != nil {
 		s.Log.Debug("removing the marks of a fork", zap.String("sandbox", parent.SandboxID), zap.Error(err))
 	}
-	return ledger.AgentForkedPayload{From: parent.AgentID, SandboxID: parent.SandboxID, Image: image.Ref, SetupHash: parent.SetupHash}, nil
+	return ledger.AgentForkedPayload{From: parent.AgentID, SandboxID: parent.SandboxID, Image: image.Ref, SetupHash: parent.SetupHash, Marked: marked}, nil
 }
 
 // lostOr is errParentBusy where the sandbox has just gone or ended: the ladder
@@ -147,14 +149,15 @@ func scriptOutput(ctx context.Context, rt runtime.Runtime, sandboxID, script str
 // results in that the agent waited for.
 func (s *Swarm) furnish(ctx context.Context, rt runtime.Runtime, a ledger.Agent, sp *spec.Spec, sandboxID string, forked bool) error {
 	if forked {
-		err := runScript(ctx, rt, sandboxID, checkScript(a.AgentID, rt.Capabilities().Isolated))
-		var missing *scriptError
-		if errors.As(err, &missing) {
-			// A parent that was frozen could not be marked. Its copy was taken
-			// of a frozen file system all the same.
-			s.Log.Debug("the copy has no marks", zap.String("agent", a.AgentID), zap.Error(err))
-		} else if err != nil {
-			return fmt.Errorf("checking the fork %s: %w", sandboxID, err)
+		if a.ForkMarked {
+			err := runScript(ctx, rt, sandboxID, checkScript(a.AgentID, rt.Capabilities().Isolated))
+			var missing *scriptError
+			if errors.As(err, &missing) {
+				err = errFork
+			}
+			if err != nil {
+				return fmt.Errorf("checking the copy in %s: %w", sandboxID, err)
+			}
 		}
 		if a.ForkSetup != a.SetupHash {
 			h, err := s.Harness(a.Harness)

@@ -134,8 +134,16 @@ func (s *Swarm) hold(o *owner, held bool) {
 // stirring are the events that may end a wait.
 var stirring = []string{ledger.HandleSettled, ledger.AgentEnded, ledger.AgentProvisioned, ledger.AgentStateChanged}
 
-// stir has held agents look again whenever something of their run has changed.
+// stir has held agents look again whenever something of their run has changed,
+// and sees whether the run has come to rest.
 func (s *Swarm) stir(after int64) {
+	open, err := s.Ledger.Runs(s.ctx, ledger.RunFilter{State: "open"})
+	if err != nil && s.ctx.Err() == nil {
+		s.Log.Error("reading the open runs", zap.Error(err))
+	}
+	for _, r := range open { // what came to rest just before a crash
+		s.rest(s.ctx, r.RunID)
+	}
 	f := s.Ledger.Follow(after, ledger.EventFilter{Names: stirring})
 	defer f.Close()
 	for {
@@ -146,9 +154,18 @@ func (s *Swarm) stir(after int64) {
 			}
 			return
 		}
+		runs := map[string]bool{}
+		for _, e := range events {
+			if e.RunID != "" {
+				runs[e.RunID] = true
+			}
+		}
+		for run := range runs {
+			s.rest(s.ctx, run)
+		}
 		s.mu.Lock()
 		for _, o := range s.held {
-			if slices.ContainsFunc(events, func(e ledger.Event) bool { return e.RunID == o.runID }) {
+			if runs[o.runID] {
 				_ = o.post(func() {}) // full: it looks again anyway
 			}
 		}

@@ -25,8 +25,8 @@ func (s *Swarm) StartRun(ctx context.Context, r StartRunRequest) (StartRunAnswer
 		}
 		switch r.CloseWhen {
 		case "":
-			r.CloseWhen = "explicit"
-		case "explicit", "quiescent":
+			r.CloseWhen = closeExplicit
+		case closeExplicit, closeQuiescent:
 		default:
 			return StartRunAnswer{}, invalid("closeWhen", "want explicit or quiescent")
 		}
@@ -281,6 +281,7 @@ func (s *Swarm) Resume(ctx context.Context, id string, idem Idempotency) (Accept
 			return Accepted{}, &Error{Kind: ErrUnavailable, Code: ClassRuntimeUnreachable, Message: err.Error()}
 		}
 		hit("swarm.unpaused")
+		o.heard = o.s.Clock.Now() // it could say nothing meanwhile
 		next := StateDone
 		if o.turnID != "" {
 			next = StateRunning

@@ -278,3 +278,146 @@ func TestParentGone(t *testing.T) {
 	v := w.await(child, swarm.StateCrashed)
 	w.want("why", v.Reason, "parent_lost")
 }
+
+// TestAwait: who waits for others is told when they have settled, and what has
+// settled when the time is over.
+func TestAwait(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	root := w.run(tree(2))
+	run := w.runOf(root)
+	gate := filepath.Join(w.dir, "gate")
+	a, b := w.mustSpawn(root, "run while [ ! -e "+gate+" ]; do sleep 0.02; done\nsay a", ""), w.mustSpawn(root, "fail b", "")
+	w.result(b)
+	await := func(r swarm.AwaitRequest) string {
+		t.Helper()
+		r.RunID = run
+		answer, err := w.Await(w.ctx, r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return fmt.Sprintf("%s %d %d %v", answer.Outcome, len(answer.Selected), len(answer.Settled), answer.Pending)
+	}
+	both := []string{a, b}
+	w.want("at once", await(swarm.AwaitRequest{Agents: both}), "pending 0 1 ["+a+"]")
+	w.want("after a while", await(swarm.AwaitRequest{Agents: both, Wait: 50e6}), "pending 0 1 ["+a+"]")
+	w.want("all", await(swarm.AwaitRequest{Agents: both, Mode: "all", Wait: patience}), "depfail 0 1 ["+a+"]")
+	view, err := w.AwaitSubtree(w.ctx, root, 0)
+	if err != nil || view.Quiescent || len(view.Members) != 3 {
+		t.Errorf("%+v, %v", view, err)
+	}
+	got := make(chan string, 1)
+	go func() { got <- await(swarm.AwaitRequest{Agents: both, Wait: patience}) }()
+	if err := os.WriteFile(gate, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w.want("waited for", <-got, "satisfied 2 2 []")
+	w.want("any", await(swarm.AwaitRequest{Agents: both, Mode: "any"}), "satisfied 1 2 []")
+	w.ask(root, "say root")
+	w.want("subtree", await(swarm.AwaitRequest{Subtree: root}), "satisfied 3 3 []")
+	if view, err = w.AwaitSubtree(w.ctx, root, patience); err != nil || !view.Quiescent || view.AsOf == 0 {
+		t.Errorf("%+v, %v", view, err)
+	}
+	for _, r := range []swarm.AwaitRequest{{}, {Agents: both, Subtree: root}, {Agents: []string{"a_00000000"}}, {Agents: both, Mode: "quorum"}} {
+		r.RunID = run
+		if _, err := w.Await(w.ctx, r); !errors.Is(err, swarm.ErrInvalid) {
+			t.Errorf("%+v: %v", r, err)
+		}
+	}
+}
+
+// TestSubtree: an action goes to all below an agent, and says for each what
+// came of it. A paused member keeps the subtree from rest, and is named.
+func TestSubtree(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	root := w.run(tree(2))
+	child := w.mustSpawn(root, "run while [ ! -e \"$HOME/gate\" ]; do sleep 0.02; done\nsay through", "")
+	w.await(child, swarm.StateRunning)
+	said := func(a swarm.ScopeAnswer, err error) string {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var all []string
+		for _, r := range a.Results {
+			all = append(all, map[string]string{root: "root", child: "child"}[r.AgentID]+" "+r.Outcome)
+		}
+		return strings.Join(all, ", ")
+	}
+	idem := swarm.Idempotency{}
+	a, err := w.SteerSubtree(w.ctx, root, "hurry", idem)
+	w.want("steer", said(a, err), "root skipped, child applied")
+	a, err = w.PauseSubtree(w.ctx, root, idem)
+	w.want("pause", said(a, err), "root applied, child applied")
+	view, err := w.AwaitSubtree(w.ctx, root, 0)
+	if err != nil || view.Quiescent || fmt.Sprint(view.BlockedOnPaused) != "["+child+"]" {
+		t.Errorf("%+v, %v", view, err)
+	}
+	a, err = w.ResumeSubtree(w.ctx, root, idem)
+	w.want("resume", said(a, err), "child applied, root applied")
+	if err := os.WriteFile(w.home(child, "gate"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w.want("the same turn", w.result(child), "success through")
+	a, err = w.StopSubtree(w.ctx, root, "abort", swarm.Idempotency{Scope: "stop", Key: "k"})
+	first := said(a, err)
+	w.want("stop", first, "root applied, child applied")
+	w.await(root, swarm.StateAborted)
+	w.await(child, swarm.StateAborted)
+	a, err = w.StopSubtree(w.ctx, root, "abort", swarm.Idempotency{Scope: "stop", Key: "k"})
+	w.want("the same request", said(a, err), first)
+}
+
+// TestQuiescent: a run that has come to rest says so, once each time; one that
+// is to close then does, and keeps what its agents made.
+func TestQuiescent(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	names := func(run string) string {
+		t.Helper()
+		all, err := w.ledger.Events(w.ctx, ledger.EventFilter{RunID: run, Names: []string{ledger.RunQuiescent, ledger.RunClosed}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for _, e := range all {
+			names = append(names, e.Event)
+		}
+		return strings.Join(names, " ")
+	}
+	stream := w.Follow(0, "")
+	defer stream.Close()
+	until := func(run, want string) {
+		t.Helper()
+		for names(run) != want {
+			if _, err := stream.Next(w.ctx); err != nil {
+				t.Fatalf("waiting for %q, there is %q: %v", want, names(run), err)
+			}
+		}
+	}
+	root := w.run(tree(1))
+	run := w.runOf(root)
+	w.want("before its first turn", names(run), "")
+	child := w.mustSpawn(root, "say one", "")
+	w.result(child)
+	until(run, "run.quiescent")
+	w.ask(root, "say two")
+	until(run, "run.quiescent run.quiescent")
+
+	a, err := w.StartRun(w.ctx, swarm.StartRunRequest{Spec: json.RawMessage(tree(1)), CloseWhen: "quiescent", Prompt: "write made kept\nsay done"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	until(a.RunID, "run.quiescent run.closed")
+	w.await(a.RootAgentID, swarm.StateStopped)
+	w.want("its result", w.result(a.RootAgentID), "success done")
+	b, err := os.ReadFile(w.home(a.RootAgentID, "made"))
+	if err != nil || string(b) != "kept\n" {
+		t.Errorf("what it made: %q, %v", b, err)
+	}
+	v, err := w.Run(w.ctx, a.RunID)
+	if err != nil || v.State != "closed" {
+		t.Errorf("%+v, %v", v, err)
+	}
+}

@@ -18,6 +18,12 @@ const (
 	StateLost         = "lost"
 )
 
+// When a run closes.
+const (
+	closeExplicit  = "explicit"
+	closeQuiescent = "quiescent"
+)
+
 // Who froze a paused agent: a client, or other people by way of the runtime.
 const (
 	pausedByUser    = "user"

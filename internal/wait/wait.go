@@ -124,7 +124,8 @@ func orElse(s, other string) string {
 // Evaluate says what has come of a wish. outcomes has the outcome of each agent
 // that has settled; late says that the deadline has passed.
 func Evaluate(p ledger.WaitOpenedPayload, outcomes map[string]string, late bool) ledger.WaitResolvedPayload {
-	a := ledger.WaitResolvedPayload{Outcome: Pending, Settled: []ledger.WaitMember{}, Pending: []string{}}
+	a := ledger.WaitResolvedPayload{Outcome: Pending, Selected: []string{}, Settled: []ledger.WaitMember{}, Pending: []string{}}
+	need := map[string]int{Settled: 0, All: len(p.Agents), Any: 1, Quorum: p.K}[p.Mode]
 	well, badly := 0, 0
 	for _, id := range p.Agents {
 		outcome, settled := outcomes[id]
@@ -135,11 +136,13 @@ func Evaluate(p ledger.WaitOpenedPayload, outcomes map[string]string, late bool)
 		a.Settled = append(a.Settled, ledger.WaitMember{AgentID: id, Outcome: outcome})
 		if outcome == success {
 			well++
+			if p.Mode == All || well <= need {
+				a.Selected = append(a.Selected, id)
+			}
 		} else {
 			badly++
 		}
 	}
-	need := map[string]int{Settled: 0, All: len(p.Agents), Any: 1, Quorum: p.K}[p.Mode]
 	switch {
 	case badly > 0 && p.OnDepFail == Fail && (p.Mode == Settled || badly > len(p.Agents)-need):
 		a.Outcome, a.Reason = DepFail, "a dependency failed"
@@ -153,6 +156,13 @@ func Evaluate(p ledger.WaitOpenedPayload, outcomes map[string]string, late bool)
 		a.Outcome, a.Reason = Partial, "the deadline has passed"
 	case late:
 		a.Outcome, a.Reason = DepFail, "the deadline has passed"
+	}
+	if p.Mode == Settled && a.Outcome == Satisfied || a.Outcome == Partial {
+		for _, m := range a.Settled {
+			if !slices.Contains(a.Selected, m.AgentID) {
+				a.Selected = append(a.Selected, m.AgentID)
+			}
+		}
 	}
 	return a
 }

@@ -102,7 +102,8 @@ func TestEvaluate(t *testing.T) {
 			}
 		}
 		a := wait.Evaluate(p, outcomes, c.late)
-		if a.Outcome != c.want || len(a.Settled)+len(a.Pending) != 3 || len(a.Settled) != len(outcomes) {
+		if a.Outcome != c.want || len(a.Settled)+len(a.Pending) != 3 || len(a.Settled) != len(outcomes) ||
+			a.Outcome == wait.Satisfied && len(a.Selected) == 0 {
 			t.Errorf("%s with %s, late %v: %+v, want %s", c.how, c.settled, c.late, a, c.want)
 		}
 	}

@@ -1,0 +1,255 @@
+package swarm
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/alineod/alineod/internal/ledger"
+	"github.com/alineod/alineod/internal/spec"
+	"github.com/alineod/alineod/internal/wait"
+)
+
+// AwaitRequest asks whether agents of a run have settled. Either Agents with a
+// Mode, or Subtree: an agent and all that is below it.
+type AwaitRequest struct {
+	RunID        string
+	Agents       []string
+	Mode         string
+	K            *int
+	OnDepFailure string
+	Subtree      string
+	Wait         time.Duration // how long to wait for it
+}
+
+// AwaitAnswer says what has come of it.
+type AwaitAnswer struct {
+	Outcome  string              `json:"outcome" enum:"satisfied,partial,depfail,pending"`
+	Selected []string            `json:"selected"` // those that decided it
+	Settled  []ledger.WaitMember `json:"settled"`
+	Pending  []string            `json:"pending"`
+}
+
+// SubtreeView says whether an agent and all that is below it are at rest.
+type SubtreeView struct {
+	RootAgentID string `json:"rootAgentId"`
+	Quiescent   bool   `json:"quiescent"`
+	AsOf        int64  `json:"asOf"` // highest seq reflected
+	// Members are the agent and those below it, in the order they were spawned.
+	Members []SubtreeMember `json:"members"`
+	// BlockedOnPaused are the paused members that have something left to do.
+	BlockedOnPaused []string `json:"blockedOnPaused"`
+}
+
+// SubtreeMember is one agent of a SubtreeView.
+type SubtreeMember struct {
+	AgentID string  `json:"agentId"`
+	State   string  `json:"state"`
+	Outcome *string `json:"outcome"`
+}
+
+// Await waits up to r.Wait for agents of a run to settle.
+func (s *Swarm) Await(ctx context.Context, r AwaitRequest) (AwaitAnswer, error) {
+	if _, err := s.Ledger.Run(ctx, r.RunID); errors.Is(err, ledger.ErrNotFound) {
+		return AwaitAnswer{}, notFound("run", r.RunID)
+	} else if err != nil {
+		return AwaitAnswer{}, err
+	}
+	if (r.Subtree == "") == (len(r.Agents) == 0) {
+		return AwaitAnswer{}, invalid("agents", "give either agents or subtree")
+	}
+	var answer AwaitAnswer
+	err := s.until(ctx, r.RunID, r.Wait, func() (bool, error) {
+		wish, err := s.wish(ctx, r)
+		if err != nil {
+			return false, err
+		}
+		outcomes, err := s.outcomes(ctx, wish.Agents)
+		if err != nil {
+			return false, err
+		}
+		a := wait.Evaluate(wish, outcomes, false)
+		answer = AwaitAnswer{Outcome: a.Outcome, Selected: a.Selected, Settled: a.Settled, Pending: a.Pending}
+		return a.Outcome != wait.Pending, nil
+	})
+	return answer, err
+}
+
+// wish makes an AwaitRequest what a spawn would wait for.
+func (s *Swarm) wish(ctx context.Context, r AwaitRequest) (ledger.WaitOpenedPayload, error) {
+	all, err := s.Ledger.Agents(ctx, ledger.AgentFilter{RunID: r.RunID})
+	if err != nil {
+		return ledger.WaitOpenedPayload{}, err
+	}
+	known := map[string]bool{}
+	for _, a := range all {
+		known[a.AgentID] = true
+	}
+	if r.Subtree != "" {
+		if !known[r.Subtree] {
+			return ledger.WaitOpenedPayload{}, notFound("agent", r.Subtree)
+		}
+		wish := ledger.WaitOpenedPayload{Mode: wait.Settled, OnDepFail: wait.Proceed}
+		for _, a := range below(all, r.Subtree) {
+			wish.Agents = append(wish.Agents, a.AgentID)
+		}
+		return wish, nil
+	}
+	raw, err := json.Marshal(map[string]any{"agents": r.Agents, "mode": r.Mode, "k": r.K, "onDepFailure": r.OnDepFailure})
+	if err != nil {
+		return ledger.WaitOpenedPayload{}, err
+	}
+	wish, problems := wait.Parse(raw, s.Clock.Now())
+	for i := range problems {
+		problems[i].Path = trimWaitFor(problems[i].Path)
+	}
+	for i, id := range r.Agents {
+		if !known[id] {
+			problems = append(problems, spec.Problem{Path: fmt.Sprintf("agents[%d]", i), Message: id + " is no agent of run " + r.RunID})
+		}
+	}
+	if len(problems) > 0 {
+		return wish, &Error{Kind: ErrInvalid, Code: "invalid_wait", Message: problems[0].Path + ": " + problems[0].Message, Fields: problems}
+	}
+	return wish, nil
+}
+
+func trimWaitFor(path string) string {
+	const prefix = "waitFor."
+	if len(path) > len(prefix) && path[:len(prefix)] == prefix {
+		return path[len(prefix):]
+	}
+	return path
+}
+
+// below are an agent and all its descendants, in the order they were spawned.
+func below(run []ledger.Agent, root string) []ledger.Agent {
+	in := map[string]bool{root: true}
+	var all []ledger.Agent
+	for _, a := range run { // parents were spawned before their children
+		if a.AgentID == root || in[a.ParentAgentID] {
+			in[a.AgentID] = true
+			all = append(all, a)
+		}
+	}
+	return all
+}
+
+// until asks again whenever something of a run has settled, until the answer is
+// yes or the time is over.
+func (s *Swarm) until(ctx context.Context, runID string, limit time.Duration, done func() (bool, error)) error {
+	after := s.Ledger.LastSeq() // what comes after this is not in the first answer
+	if ok, err := done(); ok || err != nil || limit <= 0 {
+		return err
+	}
+	waitCtx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	f := s.Ledger.Follow(after, ledger.EventFilter{RunID: runID, Names: stirring})
+	defer f.Close()
+	for {
+		if _, err := f.Next(waitCtx); err != nil {
+			if waitCtx.Err() != nil && ctx.Err() == nil {
+				return nil // the time is over; the last answer stands
+			}
+			return err
+		}
+		if ok, err := done(); ok || err != nil {
+			return err
+		}
+	}
+}
+
+// AwaitSubtree waits up to limit for an agent and all below it to be at rest.
+func (s *Swarm) AwaitSubtree(ctx context.Context, id string, limit time.Duration) (SubtreeView, error) {
+	row, err := s.agentRow(ctx, id)
+	if err != nil {
+		return SubtreeView{}, err
+	}
+	var view SubtreeView
+	err = s.until(ctx, row.RunID, limit, func() (bool, error) {
+		view, err = s.subtree(ctx, row.RunID, id)
+		return view.Quiescent, err
+	})
+	return view, err
+}
+
+func (s *Swarm) subtree(ctx context.Context, runID, root string) (SubtreeView, error) {
+	view := SubtreeView{RootAgentID: root, Quiescent: true, AsOf: s.Ledger.LastSeq(), Members: []SubtreeMember{}, BlockedOnPaused: []string{}}
+	all, err := s.Ledger.Agents(ctx, ledger.AgentFilter{RunID: runID})
+	if err != nil {
+		return view, err
+	}
+	open, err := s.Ledger.OpenTurns(ctx, runID)
+	if err != nil {
+		return view, err
+	}
+	for _, a := range below(all, root) {
+		view.Members = append(view.Members, SubtreeMember{AgentID: a.AgentID, State: a.State, Outcome: optional(a.Outcome)})
+		if !active(a, open) {
+			continue
+		}
+		view.Quiescent = false
+		if a.State == StatePaused {
+			view.BlockedOnPaused = append(view.BlockedOnPaused, a.AgentID)
+		}
+	}
+	return view, nil
+}
+
+// active reports whether an agent has something left to do by itself.
+func active(a ledger.Agent, open map[string]bool) bool {
+	switch a.State {
+	case StateProvisioning, StateSpawning, StateRunning, StateRecovering:
+		return true
+	case StateDone, StateFailed, StatePaused:
+		return open[a.AgentID]
+	}
+	return false // what is stopped, crashed, lost or over waits for a person
+}
+
+// rest records that a run has come to rest, once for each time it does, and
+// closes it where that was asked for. A run that never had a turn has not begun.
+func (s *Swarm) rest(ctx context.Context, runID string) {
+	r, err := s.Ledger.Run(ctx, runID)
+	if err != nil || r.State != "open" || r.Quiescent || r.Turns == 0 {
+		return
+	}
+	view, err := s.subtree(ctx, runID, r.RootAgentID)
+	if err != nil || !view.Quiescent {
+		return
+	}
+	entries := []ledger.Entry{{RunID: runID, Event: ledger.RunQuiescent, Payload: ledger.RunQuiescentPayload{AsOf: view.AsOf}}}
+	if r.CloseWhen == closeQuiescent {
+		entries = append(entries, ledger.Entry{RunID: runID, Event: ledger.RunClosed, Payload: ledger.RunClosedPayload{Reason: closeQuiescent}})
+	}
+	_, err = s.Ledger.Append(ctx, ledger.Batch{Entries: entries})
+	if errors.Is(err, ledger.ErrConflict) {
+		return // a turn was asked for meanwhile, or another was faster
+	}
+	if err != nil {
+		if s.ctx.Err() == nil {
+			s.Log.Warn("recording that a run is at rest", zap.String("run", runID), zap.Error(err))
+		}
+		return
+	}
+	if r.CloseWhen == closeQuiescent {
+		s.letRest(ctx, view)
+	}
+}
+
+// letRest stops the agents of a run that has closed itself. Their file systems
+// stay until the run is deleted.
+func (s *Swarm) letRest(ctx context.Context, view SubtreeView) {
+	for _, m := range view.Members {
+		if isFinal(m.State) {
+			continue
+		}
+		if _, err := s.Stop(ctx, m.AgentID, stopStop, Idempotency{}); err != nil && !errors.Is(err, ErrConflict) {
+			s.Log.Warn("stopping an agent of a closed run", zap.String("agent", m.AgentID), zap.Error(err))
+		}
+	}
+}
