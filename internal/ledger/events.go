@@ -124,8 +124,8 @@ type AgentForkedPayload struct {
 	SetupHash string `json:"setupHash"` // of the agent forked from
 	// Marked: files were written just before the copy, to be found in it. A
 	// frozen sandbox cannot be marked.
-	Marked bool `json:"marked"`
-	TookMs    int64  `json:"tookMs"`
+	Marked bool  `json:"marked"`
+	TookMs int64 `json:"tookMs"`
 }
 
 // WaitOpenedPayload of wait.opened. The agent stays in the state spawning until
