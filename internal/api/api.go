@@ -10,6 +10,7 @@ package api
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -68,6 +69,11 @@ type Swarm interface {
 	// CheckpointArchive is a plain tar.
 	CheckpointArchive(ctx context.Context, id string, turn int) (io.ReadCloser, error)
 	ImportCheckpoint(ctx context.Context, id string, r io.Reader, idem swarm.Idempotency) (swarm.CheckpointView, error)
+
+	Memories(ctx context.Context, id, after string, limit int) (swarm.MemoriesView, error)
+	Memory(ctx context.Context, id, key string) (swarm.MemoryView, error)
+	Remember(ctx context.Context, id, key string, value json.RawMessage, idem swarm.Idempotency) (swarm.MemoryView, error)
+	Forget(ctx context.Context, id, key string, idem swarm.Idempotency) error
 
 	Permissions(ctx context.Context, id string) ([]swarm.PermissionView, error)
 	AnswerPermission(ctx context.Context, id, requestID, decision, feedback string, idem swarm.Idempotency) (swarm.PermissionView, error)
@@ -191,6 +197,7 @@ func New(o Options) (http.Handler, error) {
 	s.runRoutes()
 	s.agentRoutes()
 	s.checkpointRoutes()
+	s.memoryRoutes()
 	s.sandboxRoutes()
 	s.daemonRoutes()
 	if s.openapi, err = s.routes.document(o); err != nil {

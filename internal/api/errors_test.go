@@ -83,6 +83,8 @@ func TestErrorsOfEveryRoute(t *testing.T) {
 		runs:              func(string, int, string) (a swarm.RunsView, _ error) { return a, gone },
 		run:               func(string) (a swarm.RunView, _ error) { return a, gone },
 		deleteRun:         func(string) error { return gone },
+		memories:          func(string, string, int) (a swarm.MemoriesView, _ error) { return a, gone },
+		memory:            func(string, string, string) (a swarm.MemoryView, _ error) { return a, gone },
 		await:             func(swarm.AwaitRequest) (a swarm.AwaitAnswer, _ error) { return a, gone },
 		awaitSubtree:      func(string, time.Duration) (a swarm.SubtreeView, _ error) { return a, gone },
 		scope:             func(string, string, idem) (a swarm.ScopeAnswer, _ error) { return a, gone },

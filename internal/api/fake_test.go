@@ -48,6 +48,8 @@ type fake struct {
 	restoreCheckpoint func(id string, turn int, i idem) (swarm.WayBack, error)
 	archive           func(id string, turn int) (io.ReadCloser, error)
 	importCheckpoint  func(id string, r io.Reader, i idem) (swarm.CheckpointView, error)
+	memories          func(id, after string, limit int) (swarm.MemoriesView, error)
+	memory            func(what, id, key string) (swarm.MemoryView, error)
 	permissions       func(id string) ([]swarm.PermissionView, error)
 	answerPermission  func(id, requestID, decision, feedback string, i idem) (swarm.PermissionView, error)
 	exec              func(c ctx, id string, req swarm.ExecRequest) (swarm.ExecAnswer, error)
@@ -122,6 +124,19 @@ func (f *fake) CheckpointArchive(_ ctx, id string, turn int) (io.ReadCloser, err
 }
 func (f *fake) ImportCheckpoint(_ ctx, id string, r io.Reader, i idem) (swarm.CheckpointView, error) {
 	return f.importCheckpoint(id, r, i)
+}
+func (f *fake) Memories(_ ctx, id, after string, limit int) (swarm.MemoriesView, error) {
+	return f.memories(id, after, limit)
+}
+func (f *fake) Memory(_ ctx, id, key string) (swarm.MemoryView, error) {
+	return f.memory("get", id, key)
+}
+func (f *fake) Remember(_ ctx, id, key string, value json.RawMessage, _ idem) (swarm.MemoryView, error) {
+	return f.memory("put "+string(value), id, key)
+}
+func (f *fake) Forget(_ ctx, id, key string, _ idem) error {
+	_, err := f.memory("delete", id, key)
+	return err
 }
 func (f *fake) Permissions(_ ctx, id string) ([]swarm.PermissionView, error) {
 	return f.permissions(id)

@@ -44,6 +44,14 @@ func working(calls *[]any) *fake {
 			return swarm.RunView{RunID: id, State: "open", Agents: []swarm.AgentView{anAgent, {}}}, nil
 		},
 		deleteRun: func(id string) error { note("delete", id); return nil },
+		memories: func(id, after string, limit int) (swarm.MemoriesView, error) {
+			note("memories", id, after, limit)
+			return swarm.MemoriesView{AgentID: id, Next: "n"}, nil
+		},
+		memory: func(what, id, key string) (swarm.MemoryView, error) {
+			note("memory", what, id, key)
+			return swarm.MemoryView{Key: key, Value: json.RawMessage(`[1]`)}, nil
+		},
 		await: func(r swarm.AwaitRequest) (swarm.AwaitAnswer, error) {
 			note("await", r.RunID, len(r.Agents), r.Mode, r.Subtree, r.Wait)
 			return swarm.AwaitAnswer{Outcome: "pending", Selected: []string{}, Settled: []ledger.WaitMember{}, Pending: []string{"a2"}}, nil
@@ -176,6 +184,10 @@ var happy = []struct {
 		[]any{"await", "r1", 1, "all", "", 1500 * time.Millisecond}},
 	{"GET", "/agents/a1/await?scope=subtree&wait=2", "/agents/{id}/await", "", 200, `"quiescent":false`, []any{"awaitSubtree", "a1", 2 * time.Second}},
 	{"POST", "/agents/a1/stop", "/agents/{id}/stop", `{"mode":"drain","scope":"subtree"}`, 200, `"outcome":"skipped"`, []any{"scope", "stop drain", "a1"}},
+	{"GET", "/agents/a1/memory?limit=2&after=k", "/agents/{id}/memory", "", 200, `"entries":[],"next":"n"`, []any{"memories", "a1", "k", 2}},
+	{"GET", "/agents/a1/memory/a%2Fb", "/agents/{id}/memory/{key}", "", 200, `"value":[1]`, []any{"memory", "get", "a1", "a/b"}},
+	{"PUT", "/agents/a1/memory/k", "/agents/{id}/memory/{key}", `{"value":{"a":1}}`, 200, `"key":"k"`, []any{"memory", `put {"a":1}`, "a1", "k"}},
+	{"DELETE", "/agents/a1/memory/k", "/agents/{id}/memory/{key}", "", 204, "", []any{"memory", "delete", "a1", "k"}},
 	{"GET", "/runs?state=open&limit=7&after=c", "/runs", "", 200, `"next":"n"`, []any{"runs", "open", 7, "c"}},
 	{"GET", "/runs", "/runs", "", 200, `"closedAt":null`, []any{"runs", "", 100, ""}},
 	{"GET", "/runs/r1", "/runs/{id}", "", 200, `"runId":"r1"`, []any{"run", "r1"}},

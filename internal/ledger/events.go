@@ -1,5 +1,7 @@
 package ledger
 
+import "encoding/json"
+
 // Names of the events in the ledger. The public ones reach the clients of the
 // API; the internal ones carry what a boot needs to know.
 const (
@@ -65,6 +67,8 @@ const (
 	DiagnosticStored   = "diagnostic.stored"   // a line of a sandbox that could not be read
 	IntentStop         = "intent.stop"         // a stop that was asked for, before it is done
 	WaitOpened         = "wait.opened"         // what a held agent waits for
+	MemorySet          = "memory.set"          // an agent remembers a value
+	MemoryDeleted      = "memory.deleted"      // it forgets one
 )
 
 // internalEvents never leave the daemon.
@@ -73,6 +77,7 @@ var internalEvents = map[string]bool{
 	CheckpointPruned: true, CheckpointDamaged: true, CheckpointIntended: true,
 	SnapshotIntended: true, SnapshotGone: true, RequestAccepted: true,
 	PermissionAnswered: true, DiagnosticStored: true, IntentStop: true, WaitOpened: true,
+	MemorySet: true, MemoryDeleted: true,
 }
 
 // Public reports whether clients of the API see events of that name.
@@ -137,6 +142,12 @@ type WaitOpenedPayload struct {
 	OnDepFail  string   `json:"onDepFailure"`         // fail, proceed
 	DeadlineAt int64    `json:"deadlineAt,omitempty"` // Unix milliseconds; 0: none
 	OnDeadline string   `json:"onDeadline,omitempty"` // proceed, fail
+}
+
+// MemoryPayload of memory.set and, without a value, memory.deleted.
+type MemoryPayload struct {
+	Key   string          `json:"key"`
+	Value json.RawMessage `json:"value,omitempty"`
 }
 
 // WaitResolvedPayload of wait.resolved and wait.blocked.

@@ -46,6 +46,9 @@ var folds = map[string]foldFunc{
 	AgentQuotaExhausted:   nil,
 	AgentForked:           foldAgentForked,
 
+	MemorySet:     foldMemorySet,
+	MemoryDeleted: foldMemoryDeleted,
+
 	WaitOpened:   foldWaitOpened,
 	WaitResolved: foldWaitResolved,
 	WaitBlocked:  foldWaitResolved,

@@ -68,6 +68,13 @@ func foldAgentSpawned(f *folder, e *Event) error {
 	if err != nil {
 		return err
 	}
+	if p.ParentAgentID != "" {
+		// A child starts with what its parent remembers.
+		if _, err := f.t.exec("INSERT INTO memory (agent_id, key, value, updated_at) SELECT ?, key, value, updated_at FROM memory WHERE agent_id = ?",
+			e.AgentID, p.ParentAgentID); err != nil {
+			return err
+		}
+	}
 	_, err = f.t.exec("UPDATE runs SET agents = agents + 1, stirred_seq = ?, quiescent = 0 WHERE run_id = ?", e.Seq, e.RunID)
 	return err
 }

@@ -233,6 +233,13 @@ CREATE TABLE waits (
 	answer      TEXT NOT NULL DEFAULT '',
 	opened_seq  INTEGER NOT NULL
 ) WITHOUT ROWID;
+CREATE TABLE memory (
+	agent_id   TEXT NOT NULL,
+	key        TEXT NOT NULL,
+	value      TEXT NOT NULL,
+	updated_at INTEGER NOT NULL,
+	PRIMARY KEY (agent_id, key)
+) WITHOUT ROWID;
 `
 
 // projections are the tables that are a pure function of the log, with their
@@ -249,6 +256,7 @@ var projections = []struct{ table, key string }{
 	{"idempotency", "scope, key"},
 	{"permissions", "agent_id, request_id"},
 	{"waits", "agent_id"},
+	{"memory", "agent_id, key"},
 }
 
 // newest is the version this binary writes.

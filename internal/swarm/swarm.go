@@ -156,6 +156,7 @@ type Swarm struct {
 	orphans   orphanage
 	spawns    runtime.Locks // by run
 	forks     runtime.Locks // by the sandbox forked from
+	memories  runtime.Locks // by agent
 	reconcile chan struct{} // one token: one reconciliation at a time
 }
 

@@ -143,6 +143,9 @@ func (w *world) open() {
 	})
 	w.close = func() {
 		w.Swarm.Close()
+		if report, err := l.Verify(context.Background()); err != nil || !report.OK {
+			w.t.Errorf("the projections differ from the log: %+v, %v", report, err)
+		}
 		store.Close()
 		l.Close()
 		w.close = func() {}

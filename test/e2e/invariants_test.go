@@ -159,8 +159,8 @@ func (d *daemon) checkSecrets() {
 	}
 }
 
-// settle waits until nothing is left to do for any agent, kills the daemon and
-// checks the invariants.
+// settle waits until nothing is left to do for any agent and every sandbox is
+// its agent's, kills the daemon and checks the invariants.
 func (d *daemon) settle() {
 	d.t.Helper()
 	d.eventually("all agents to be at rest", func(ctx context.Context) (bool, error) {
@@ -183,6 +183,10 @@ func (d *daemon) settle() {
 			}
 		}
 		return true, nil
+	})
+	d.eventually("no sandbox to be orphaned", func(ctx context.Context) (bool, error) {
+		actions, err := d.Reconcile(ctx, true)
+		return len(actions) == 0, err
 	})
 	d.kill()
 	d.invariants()
