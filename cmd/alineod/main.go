@@ -67,6 +67,7 @@ Exit codes:
 	for _, add := range []func(*app) *cobra.Command{
 		runCommand, psCommand, inspectCommand, promptCommand, steerCommand, logsCommand, resultCommand,
 		transcriptCommand, stopCommand, pauseCommand, unpauseCommand, permissionsCommand, answerCommand, execCommand,
+		spawnCommand, awaitCommand, memoryCommand,
 	} {
 		addTo(root, groupAgents, add(a))
 	}

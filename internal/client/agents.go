@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"encoding/json"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -163,4 +164,41 @@ func (c *Client) Answer(ctx context.Context, id, requestID string, r AnswerReque
 // Exec runs a command in an agent's sandbox: POST /agents/{id}/exec.
 func (c *Client) Exec(ctx context.Context, id string, r swarm.ExecRequest) (swarm.ExecAnswer, error) {
 	return agentPost[swarm.ExecAnswer](ctx, c, id, "exec", r)
+}
+
+// Subtree says whether an agent and all below it are at rest, waiting for that
+// up to wait, at most MaxWait: GET /agents/{id}/await.
+func (c *Client) Subtree(ctx context.Context, id string, wait time.Duration) (swarm.SubtreeView, error) {
+	query := url.Values{"scope": {"subtree"}}
+	if wait > 0 {
+		query.Set("wait", strconv.FormatFloat(min(wait, MaxWait).Seconds(), 'f', -1, 64))
+	}
+	return call[swarm.SubtreeView](ctx, c, request{method: http.MethodGet, path: path("agents", id, "await"), query: query})
+}
+
+// Memories lists what an agent remembers after a key, in the order of the keys:
+// GET /agents/{id}/memory.
+func (c *Client) Memories(ctx context.Context, id, after string) (swarm.MemoriesView, error) {
+	query := url.Values{}
+	if after != "" {
+		query.Set("after", after)
+	}
+	return call[swarm.MemoriesView](ctx, c, request{method: http.MethodGet, path: path("agents", id, "memory"), query: query})
+}
+
+// Memory reads one value: GET /agents/{id}/memory/{key}.
+func (c *Client) Memory(ctx context.Context, id, key string) (swarm.MemoryView, error) {
+	return call[swarm.MemoryView](ctx, c, request{method: http.MethodGet, path: path("agents", id, "memory", key)})
+}
+
+// Remember stores a value in place of the one before: PUT
+// /agents/{id}/memory/{key}.
+func (c *Client) Remember(ctx context.Context, id, key string, value json.RawMessage) (swarm.MemoryView, error) {
+	return call[swarm.MemoryView](ctx, c, request{method: http.MethodPut, path: path("agents", id, "memory", key), body: map[string]json.RawMessage{"value": value}})
+}
+
+// Forget drops a value: DELETE /agents/{id}/memory/{key}.
+func (c *Client) Forget(ctx context.Context, id, key string) error {
+	_, err := c.do(ctx, request{method: http.MethodDelete, path: path("agents", id, "memory", key)}, nil)
+	return err
 }

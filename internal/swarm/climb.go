@@ -280,6 +280,7 @@ func (o *owner) adopt(sub recovery.Subject, out *recovery.Outcome, wasPaused boo
 	o.log.Info("agent recovered", zap.String("rung", string(out.Rung)), zap.String("sandbox", out.SandboxID),
 		zap.String("previous", out.Previous), zap.Bool("blank", out.Blank), zap.Duration("took", out.Took))
 	if restored {
+		o.unmark()
 		o.letGo(out.Previous, sub.Checkpoint != nil)
 	}
 	return nil

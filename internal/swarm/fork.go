@@ -119,7 +119,24 @@ func markScript(agentID string, isolated bool) string {
 func unmarkScript(agentID string, isolated bool) string { return "rm -f " + marks(agentID, isolated) }
 
 func checkScript(agentID string, isolated bool) string {
-	return "for f in " + marks(agentID, isolated) + `; do [ "$(cat "$f")" = ` + agentID + " ] || exit 1; done; " + unmarkScript(agentID, isolated)
+	return "for f in " + marks(agentID, isolated) + `; do [ "$(cat "$f")" = ` + agentID + " ] || exit 1; done"
+}
+
+// unmark removes the marks from an agent's own sandbox, once that is recorded:
+// before, a crash would have the sandbox checked again. One just after leaves
+// two small files.
+func (o *owner) unmark() {
+	if !o.row.ForkMarked || o.row.ForkImage == "" {
+		return
+	}
+	rt, row := o.rt, o.row
+	o.s.work.Go(func() {
+		ctx, cancel := context.WithTimeout(o.s.ctx, runtime.DefaultCallTimeout)
+		defer cancel()
+		if err := runScript(ctx, rt, row.SandboxID, unmarkScript(row.AgentID, rt.Capabilities().Isolated)); err != nil {
+			o.log.Debug("removing the marks of a fork", zap.String("sandbox", row.SandboxID), zap.Error(err))
+		}
+	})
 }
 
 // scriptError is a script that ended badly.

@@ -76,6 +76,7 @@ func (o *owner) provisioned(p *recovery.Provisioned, hello bridge.Hello) {
 		return
 	}
 	hit("swarm.after-provisioned")
+	o.unmark()
 	o.calm()
 	if err := o.connect(p.Live, true, id, hello.Head); err != nil {
 		o.lostBridge(err)

@@ -4,6 +4,7 @@ package e2e_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -57,6 +58,7 @@ func TestMain(m *testing.M) {
 type daemon struct {
 	t      testing.TB
 	dir    string // the state directory
+	listen string // empty: any free port
 	bin    string
 	env    []string
 	cmd    *exec.Cmd
@@ -125,7 +127,7 @@ func (d *daemon) start(more ...string) {
 // launch starts the process and returns at once.
 func (d *daemon) launch(more ...string) {
 	d.t.Helper()
-	cmd := exec.Command(d.bin, "serve", "--listen", "127.0.0.1:0", "--log-format", "json", "--log-level", "debug")
+	cmd := exec.Command(d.bin, "serve", "--listen", cmp.Or(d.listen, "127.0.0.1:0"), "--log-format", "json", "--log-level", "debug")
 	cmd.Env = append(append(append(os.Environ(), "ALINEOD_STATE_DIR="+d.dir, "ALINEOD_RUNTIME=local"), d.env...), more...)
 	cmd.Stderr = d.log
 	if err := cmd.Start(); err != nil {

@@ -113,8 +113,8 @@ func TestLedgerOnFullDisk(t *testing.T) {
 func (d *daemon) home(agent, file string) string {
 	d.t.Helper()
 	v, err := d.Agent(context.Background(), agent)
-	if err != nil {
-		d.t.Fatal(err)
+	if err != nil || v.SandboxID == nil {
+		d.t.Fatalf("%s has no sandbox (%v)", agent, err)
 	}
 	b, err := os.ReadFile(filepath.Join(d.dir, "sandboxes", *v.SandboxID, "home", file))
 	if err != nil {

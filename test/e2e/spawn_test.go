@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 
@@ -114,5 +116,26 @@ func TestDockerSpawn(t *testing.T) {
 		t.Fatal(err)
 	}
 	want(t, "copies left", docker(t, "images", "-q", "--filter", "label=alineo.fork="+children[1]), "")
+	d.settle()
+}
+
+// TestExampleFanout runs the example client against a daemon.
+func TestExampleFanout(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().String()
+	l.Close()
+	d := newDaemon(t)
+	d.kill()
+	d.listen = address
+	d.start()
+	out, err := exec.Command("go", "run", "../../examples/fanout", "-daemon", "http://"+address).CombinedOutput()
+	want(t, "what it prints", string(out), "part one\npart two\npart three\ngathered\n")
+	if err != nil {
+		t.Error(err)
+	}
 	d.settle()
 }
