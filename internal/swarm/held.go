@@ -43,6 +43,9 @@ func (o *owner) beginHeld() {
 			o.fail("recording that the agent starts", err)
 			return
 		}
+		o.s.hold(o, false)
+		o.step() // nothing else would come to have it go on
+		return
 	}
 	o.s.hold(o, false)
 }
