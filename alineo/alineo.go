@@ -17,6 +17,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -141,12 +142,9 @@ type StartOptions struct {
 // spec is JSON, or a value that marshals to it. Errors: ErrInvalid with the
 // fields, and an *Error of kind ErrConflict where the sandbox could not be made.
 func (s *Swarm) Start(ctx context.Context, spec any, o StartOptions) (*Agent, error) {
-	raw, err := json.Marshal(spec)
-	if text, ok := spec.([]byte); ok {
-		raw, err = text, nil
-	}
+	raw, err := specOf(spec)
 	if err != nil {
-		return nil, &Error{Kind: ErrInvalid, Message: fmt.Sprintf("the spec cannot be marshalled: %v", err)}
+		return nil, err
 	}
 	req := swarm.StartRunRequest{Spec: raw}
 	if o.Key != "" {
@@ -166,6 +164,25 @@ func (s *Swarm) Start(ctx context.Context, spec any, o StartOptions) (*Agent, er
 	}
 	return a, nil
 }
+
+// specOf makes JSON of a spec that is JSON already or marshals to it.
+func specOf(spec any) (json.RawMessage, error) {
+	switch s := spec.(type) {
+	case []byte:
+		return s, nil
+	case json.RawMessage:
+		return s, nil
+	}
+	raw, err := json.Marshal(spec)
+	if err != nil {
+		return nil, &Error{Kind: ErrInvalid, Message: fmt.Sprintf("the spec cannot be marshalled: %v", err)}
+	}
+	return raw, nil
+}
+
+// lookTime is how long one look for a result waits; one that ends without it is
+// followed by the next.
+const lookTime = time.Minute
 
 // Agent finds an agent by its id. Errors: ErrNotFound.
 func (s *Swarm) Agent(ctx context.Context, id string) (*Agent, error) {

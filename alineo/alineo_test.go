@@ -186,6 +186,54 @@ func awaitCheckpoint(t *testing.T, ctx context.Context, a *alineo.Agent, turn in
 	}
 }
 
+// TestSpawn: three workers and one that gathers.
+func TestSpawn(t *testing.T) {
+	t.Parallel()
+	ctx := testContext(t)
+	dir := t.TempDir()
+	clear(t, dir)
+	s := open(t, ctx, dir)
+	root, err := s.Start(ctx, map[string]any{"harness": "scripted", "spawnDepth": 1}, alineo.StartOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := root.Last(ctx); !errors.Is(err, alineo.ErrConflict) {
+		t.Errorf("the result of an agent without a turn: %v", err)
+	}
+	var workers []*alineo.Agent
+	for n := range 3 {
+		w, err := root.Spawn(ctx, spec, alineo.SpawnOptions{Prompt: fmt.Sprintf("say part %d", n), Key: fmt.Sprint(n)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		workers = append(workers, w)
+	}
+	if again, err := root.Spawn(ctx, spec, alineo.SpawnOptions{Prompt: "say part 0", Key: "0"}); err != nil || again.ID() != workers[0].ID() {
+		t.Errorf("the same key: %v, %v", again, err)
+	}
+	gather, err := root.Spawn(ctx, spec, alineo.SpawnOptions{Prompt: `run cat "$ALINEO_INPUTS"/*.txt | grep -o part > parts; [ $(wc -l < parts) = 3 ] && rm parts` + "\nsay gathered",
+		WaitFor: workers})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := gather.Last(ctx)
+	wantResult(t, r, err, "success", "gathered")
+	for e, err := range gather.Events(ctx, 0) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e.Name == "tool.ended" {
+			if !strings.Contains(string(e.Data), `"isError":false`) {
+				t.Errorf("the inputs: %s", e.Data)
+			}
+			break
+		}
+	}
+	if _, err := workers[0].Spawn(ctx, []byte("{"), alineo.SpawnOptions{}); !errors.Is(err, alineo.ErrInvalid) {
+		t.Errorf("no spec: %v", err)
+	}
+}
+
 // victim starts an agent, prompts it, says so and waits to be killed.
 func victim(dir string) {
 	ctx := context.Background()

@@ -4,11 +4,13 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	mathrand "math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/alineod/alineod/internal/client"
 	"github.com/alineod/alineod/internal/runtime/runtimetest"
@@ -136,6 +138,82 @@ func TestExampleFanout(t *testing.T) {
 	want(t, "what it prints", string(out), "part one\npart two\npart three\ngathered\n")
 	if err != nil {
 		t.Error(err)
+	}
+	d.settle()
+}
+
+// TestKilledAtEveryStage kills the daemon again and again under a swarm whose
+// agents are at every stage at once: being made, in a tool call, held by a wait,
+// frozen, with prompts queued.
+func TestKilledAtEveryStage(t *testing.T) {
+	t.Parallel()
+	rounds := 8
+	if testing.Short() {
+		rounds = 3
+	}
+	d := newDaemon(t)
+	ctx := context.Background()
+	root := d.run(treeSpec, "say ready")
+	d.result(root)
+	run := d.await(root, swarm.StateDone).RunID
+	gate := filepath.Join(d.dir, "gate")
+	hold := "run echo x >> runs; while [ ! -e " + gate + " ]; do sleep 0.02; done\n"
+	spawn := func(key, prompt, waitFor string) string {
+		t.Helper()
+		req := client.SpawnRequest{ParentAgentID: root, Spec: json.RawMessage(scripted), Prompt: prompt, IdempotencyKey: key}
+		if waitFor != "" {
+			req.WaitFor = json.RawMessage(waitFor)
+		}
+		var id string
+		d.eventually("a spawn to be taken", func(ctx context.Context) (bool, error) {
+			answer, err := d.Spawn(ctx, run, req)
+			id = answer.AgentID
+			return err == nil, nil
+		})
+		return id
+	}
+	working, frozen, queued := spawn("working", hold+"say worked", ""), spawn("frozen", hold+"say thawed", ""), spawn("queued", hold+"say first", "")
+	held := spawn("held", `run cat "$ALINEO_INPUTS"/*.txt > seen`+"\nsay gathered", fmt.Sprintf(`[%q, %q]`, working, queued))
+	for _, id := range []string{working, frozen, queued} {
+		d.await(id, swarm.StateRunning)
+	}
+	d.prompt(queued, "say second")
+	d.eventually("the pause to be taken", func(ctx context.Context) (bool, error) {
+		_, err := d.Pause(ctx, frozen)
+		return err == nil, nil
+	})
+	made := []string{}
+	rng := mathrand.New(mathrand.NewPCG(5, 6))
+	for round := range rounds {
+		made = append(made, spawn(fmt.Sprint("made ", round), fmt.Sprintf("say made %d", round), ""))
+		// A random moment is what this test is about; nothing waits on it.
+		<-time.After(time.Duration(rng.IntN(250)) * time.Millisecond)
+		d.restart()
+	}
+	d.ready()
+	for i, id := range made {
+		want(t, "one that was being made", result(d.result(id)), fmt.Sprintf("success made %d", i))
+	}
+	want(t, "held", d.await(held, swarm.StateSpawning).State, swarm.StateSpawning)
+	want(t, "frozen", d.await(frozen, swarm.StatePaused).State, swarm.StatePaused)
+	if err := os.WriteFile(gate, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Unpause(ctx, frozen); err != nil {
+		t.Fatal(err)
+	}
+	for id, text := range map[string]string{working: "worked", frozen: "thawed", queued: "second", held: "gathered"} {
+		want(t, text, result(d.result(id)), "success "+text)
+	}
+	for _, id := range []string{working, frozen, queued} {
+		want(t, "runs of the same turn", d.home(id, "runs"), "x\n")
+	}
+	if seen := d.home(held, "seen"); seen != "workedsecond" && seen != "secondworked" { // by the agents' ids
+		t.Errorf("what the held one found: %q", seen)
+	}
+	agents, err := d.Agents(ctx)
+	if err != nil || len(agents) != 5+rounds {
+		t.Errorf("%d agents, %v", len(agents), err)
 	}
 	d.settle()
 }
