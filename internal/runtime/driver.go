@@ -137,6 +137,13 @@ type lock struct {
 	users int           // holder and waiters, guarded by Locks.mu
 }
 
+// Held reports whether somebody has, or waits for, the lock of that name.
+func (l *Locks) Held(name string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.held[name] != nil
+}
+
 // Lock waits for the lock of that name and returns the way to give it back, or
 // the context's error.
 func (l *Locks) Lock(ctx context.Context, name string) (unlock func(), err error) {

@@ -252,6 +252,12 @@ func (o *owner) frozen(now bool) {
 	}
 	switch {
 	case now && o.row.State != StatePaused:
+		ctx, cancel := o.ctxShort()
+		defer cancel()
+		info, err := o.rt.Inspect(ctx, o.row.SandboxID)
+		if o.s.forks.Held(o.row.SandboxID) || err == nil && info.State != runtime.StatePaused {
+			return // for the moment of a copy
+		}
 		o.lostBridge(errors.New("its sandbox was frozen"))
 	case !now && o.row.State == StatePaused && o.row.PausedBy == pausedByRuntime:
 		if err := o.append(o.change(StateRecovering, "its sandbox was thawed")); err != nil {

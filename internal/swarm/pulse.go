@@ -14,7 +14,7 @@ const pulseEvery = 15 * time.Second
 // beat asks the bridge for a sign of life, and looks whether the turn in
 // progress has been silent for too long.
 func (o *owner) beat() {
-	if o.live == nil || o.task != nil || o.row.State == StatePaused {
+	if o.live == nil || o.task != nil || o.row.State == StatePaused || o.s.forks.Held(o.row.SandboxID) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(o.s.ctx, o.s.HelloTimeout)

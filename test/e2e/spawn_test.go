@@ -99,6 +99,7 @@ func TestDockerSpawn(t *testing.T) {
 		want(t, "what it saw", d.in(id, "cat /home/agent/seen"), "inherited\noutside")
 		d.checkpoints(id, 1)
 	}
+	want(t, "the parent, after its copies", len(d.recoveries(root)), 0)
 	d.in(root, "touch /tmp/gate")
 	want(t, "the parent's turn", result(d.result(root)), "success through")
 

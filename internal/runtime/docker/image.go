@@ -40,6 +40,13 @@ func (d *Docker) Commit(ctx context.Context, id, name string, labels map[string]
 		return runtime.Image{}, err
 	}
 	defer unlock()
+	// One at a time: the engine freezes the container for a commit, and a second
+	// one at that moment would find it thawed, or leave it frozen.
+	unlockSource, err := d.locks.Lock(ctx, id)
+	if err != nil {
+		return runtime.Image{}, err
+	}
+	defer unlockSource()
 	_, raw, err := d.inspect(ctx, id)
 	if err != nil {
 		return runtime.Image{}, err
