@@ -28,7 +28,7 @@ import (
 )
 
 // patience bounds every wait; only a hang uses it up.
-const patience = time.Minute
+const patience = 2 * time.Minute
 
 func TestMain(m *testing.M) {
 	if code, handled := inside.Main(os.Args[1:]); handled { // this program is the bridge, too
@@ -171,7 +171,8 @@ const plain = `{"harness": "scripted"}`
 // await waits for an agent to be in a state.
 func (w *world) await(id, state string) swarm.AgentView {
 	w.t.Helper()
-	stream := w.Follow(0, "")
+	// From now on: each look asks the agent's bridge, which may be frozen.
+	stream := w.Follow(-1, "")
 	defer stream.Close()
 	for {
 		v, err := w.Agent(w.ctx, id)
