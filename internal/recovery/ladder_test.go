@@ -143,14 +143,10 @@ func (w *world) abandon(_ context.Context, _ ledger.Agent, id, _ string) error {
 	return nil
 }
 
-// checkpoint takes one of a home that holds a session. The ledger is told of
-// it as it should be; what is in the archive is the home's.
-func (w *world) checkpoint(turn int, home harness.Status, known int) ledger.Checkpoint {
+// put stores the archive of a home that holds a session.
+func (w *world) put(turn int, home harness.Status) checkpoint.Stored {
 	w.t.Helper()
-	dir := filepath.Join(w.dir, fmt.Sprintf("home-%d", turn))
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		w.t.Fatal(err)
-	}
+	dir := w.t.TempDir()
 	b, err := json.Marshal(home)
 	if err != nil {
 		w.t.Fatal(err)
@@ -166,6 +162,14 @@ func (w *world) checkpoint(turn int, home harness.Status, known int) ledger.Chec
 	if err != nil {
 		w.t.Fatal(err)
 	}
+	return stored
+}
+
+// checkpoint takes one of a home that holds a session. The ledger is told how
+// many messages it should have; what is in the archive is the home's.
+func (w *world) checkpoint(turn int, home harness.Status, known int) ledger.Checkpoint {
+	w.t.Helper()
+	stored := w.put(turn, home)
 	w.append(ledger.Entry{SandboxID: oldID, Event: ledger.AgentCheckpointed, Payload: ledger.AgentCheckpointedPayload{
 		Turn: turn, SnapshotRef: stored.Ref, SHA256: stored.SHA256, Bytes: stored.Bytes, Files: stored.Files,
 		SessionID: session, Messages: known, Imported: true}})
@@ -450,6 +454,10 @@ func TestBlank(t *testing.T) {
 		w.want("calls", w.rt.Calls(), []string{"Kick " + oldID}) // no sandbox was even tried
 		w.wantSandboxes(oldID)
 	})
+	inWorld(t, func(w *world) {
+		w.subject.Gone, w.rt.Fail["Create"] = true, errDefinite
+		w.wantLost(false, "[restored]")
+	})
 }
 
 // wantLost climbs in vain.
@@ -483,6 +491,15 @@ func TestDamaged(t *testing.T) {
 		"deleted": func(w *world) ledger.Checkpoint {
 			c := w.good(2)
 			if err := w.store.Remove(w.ctx, c.SnapshotRef); err != nil {
+				w.t.Error(err)
+			}
+			return c
+		},
+		"another archive in its place": func(w *world) ledger.Checkpoint { // that can be read
+			c := w.good(2)
+			other := w.put(3, harness.Status{State: harness.StateIdle, SessionID: session, Messages: 4})
+			store := filepath.Join(w.dir, "checkpoints")
+			if err := os.Rename(filepath.Join(store, other.Ref), filepath.Join(store, c.SnapshotRef)); err != nil {
 				w.t.Error(err)
 			}
 			return c
@@ -639,6 +656,24 @@ func TestCalledOff(t *testing.T) {
 		}
 		w.want("intended", len(w.intended), 1)
 		w.wantSandboxes(oldID)
+	})
+}
+
+// TestCalledOffEarly: the same on a rung that is not the last: no rung failed,
+// and the next is not tried.
+func TestCalledOffEarly(t *testing.T) {
+	t.Parallel()
+	inWorld(t, func(w *world) {
+		outer := w.ctx
+		ctx, cancel := context.WithTimeout(outer, time.Second) // before the silent bridge is given up
+		defer cancel()
+		w.old.Silent, w.ctx = true, ctx
+		_, err := w.climb()
+		w.ctx = outer
+		if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, recovery.ErrHeld) || len(w.fell) > 0 {
+			w.t.Errorf("got %v, told of %v", err, w.fell)
+		}
+		w.want("calls", w.rt.Calls(), "[]")
 	})
 }
 
