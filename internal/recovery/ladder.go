@@ -383,7 +383,20 @@ func (l *Ladder) startHarness(ctx context.Context, rt runtime.Runtime, a *live.A
 		Env: env,
 	}, want)
 	if err != nil && ctx.Err() == nil && startCtx.Err() != nil {
-		return hello, fmt.Errorf("%w: %s told no session within %s: %w", bridge.ErrHarness, h.Name(), l.StartTimeout, err)
+		err = fmt.Errorf("%w: %s told no session within %s: %w", bridge.ErrHarness, h.Name(), l.StartTimeout, err)
+		return hello, errors.Join(err, endHung(ctx, a))
 	}
 	return hello, err
+}
+
+// endHung ends a harness that was started and told no session. It would go on,
+// and no archive is laid into a home below a running harness.
+func endHung(ctx context.Context, a *live.Agent) error {
+	const grace = time.Second
+	ctx, cancel := context.WithTimeout(ctx, bridgeStart)
+	defer cancel()
+	if err := a.StopHarness(ctx, grace); err != nil {
+		return fmt.Errorf("stopping it: %w", err)
+	}
+	return nil
 }

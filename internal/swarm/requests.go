@@ -252,7 +252,8 @@ func (s *Swarm) Pause(ctx context.Context, id string, idem Idempotency) (Accepte
 	return request(ctx, s, id, actPause, idem, func(o *owner, key withKey) (Accepted, error) {
 		answer := Accepted{AgentID: id, State: StatePaused}
 		if o.row.State == StatePaused {
-			return answer, nil
+			_, err := o.appendBatch(ledger.Batch{Request: key(answer)}) // the key alone
+			return answer, err
 		}
 		if o.live == nil || o.task != nil {
 			return Accepted{}, &Error{Kind: ErrUnavailable, Code: "busy", Message: "the agent is being worked on; ask again"}
