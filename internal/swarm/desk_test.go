@@ -255,7 +255,7 @@ func TestBeingStopped(t *testing.T) {
 			d.append(ledger.Entry{RunID: deskRun, AgentID: id, Event: ledger.IntentStop, Payload: ledger.IntentStopPayload{Mode: stopDrain}},
 				ledger.Entry{RunID: deskRun, AgentID: id, SandboxID: sandbox, Event: ledger.AgentCheckpointed,
 					Payload: ledger.AgentCheckpointedPayload{Turn: 1, SnapshotRef: id, Imported: true}})
-			d.own(id, nil)
+			d.own(id, func(o *owner) { o.task = &task{name: "test", cancel: func() {}} })
 			err := d.request(action, id, Idempotency{})
 			if action == actStop && err != nil || action != actStop && (code(err) != "wrong_state" || !strings.Contains(err.Error(), "being stopped")) {
 				t.Errorf("%s while %s and being stopped: %v", action, state, err)
@@ -298,7 +298,7 @@ func TestOwnerGone(t *testing.T) {
 	o := d.deaf(id)
 	answered := make(chan error, 1)
 	go func() { answered <- d.request(actPrompt, id, Idempotency{}) }()
-	unread := <-o.mail // it was taken, and is never answered
+	<-o.mail // it was taken, and is never answered
 	close(o.over)
 	if err := <-answered; !errors.Is(err, ErrUnavailable) || code(err) != "stopping" {
 		t.Errorf("not answered: %v", err)
@@ -306,7 +306,6 @@ func TestOwnerGone(t *testing.T) {
 	if err := d.request(actPrompt, id, Idempotency{}); !errors.Is(err, ErrConflict) || code(err) != "agent_ended" {
 		t.Errorf("asked later: %v", err)
 	}
-	_ = unread
 	if err := d.request(actPrompt, "a_00000000", Idempotency{}); !errors.Is(err, ErrNotFound) {
 		t.Errorf("an agent that never was: %v", err)
 	}
@@ -547,14 +546,15 @@ func TestReconcile(t *testing.T) {
 	builder := ids.New(ids.Sandbox)
 	d.append(ledger.Entry{SandboxID: builder, Event: ledger.SandboxIntended, Payload: ledger.SandboxIntendedPayload{Runtime: "fake", Generation: 1, Purpose: setup.PurposeSetup}})
 	expect(actionRemove, d.there(builder, runtime.StateRunning), "of a build that was cut short")
-	building := ids.New(ids.Sandbox)
-	expect(actionKeep, d.there(building, runtime.StateRunning), "unknown")
+	expect(actionKeep, d.there(ids.New(ids.Sandbox), runtime.StateRunning), "unknown")
 
 	// An agent of another runtime is none of this one's business.
 	far, farSandbox := ids.New(ids.Agent), ids.New(ids.Sandbox)
 	farIntent := intended(far, farSandbox, recovery.PurposeProvision, 1)
 	farIntent.Payload = ledger.SandboxIntendedPayload{Runtime: "elsewhere", Generation: 1, Purpose: recovery.PurposeProvision}
-	d.append(spawnedIn(far, StateRunning, "elsewhere"), farIntent, provisioned(far, farSandbox))
+	farReleased := farIntent // and its old one is still to be removed there
+	farReleased.SandboxID = ids.New(ids.Sandbox)
+	d.append(spawnedIn(far, StateRunning, "elsewhere"), farReleased, provisioned(far, farReleased.SandboxID), farIntent, provisioned(far, farSandbox))
 
 	recovers := d.deaf(goneAgent)
 	slices.Sort(want)
