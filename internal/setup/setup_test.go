@@ -223,7 +223,7 @@ func TestFailedStep(t *testing.T) {
 	for n := range 2 {
 		_, err := b.Ensure(t.Context(), rt, s, tool{})
 		var step *setup.StepError
-		if !errors.As(err, &step) || step.Step != "own" || step.ExitCode != 3 || !strings.Contains(step.Output, "last words of own-step") {
+		if !errors.As(err, &step) || step.Step != "own" || step.ExitCode != 3 || step.Output != "first words\nlast words of own-step" {
 			t.Errorf("%v", err)
 		}
 		if rt.times("own-step") != n+1 || len(rt.images) != 0 || len(rt.sandboxes) != 0 {
