@@ -64,7 +64,9 @@ func (l *Local) Unpause(ctx context.Context, id string) error {
 }
 
 // freeze stops every process of the sandbox. A stopped process starts no other,
-// so it is done once a look finds nothing but stopped ones.
+// so it is done once a look finds nothing but stopped ones. One that waits for
+// the exec of a child it made by vfork cannot stop before that: its children go
+// on until it can (vfork(2)).
 func (l *Local) freeze(ctx context.Context, id string, first firstRecord, why string) error {
 	if err := writeFile(filepath.Join(l.dir(id), frozenFile), []byte(why+"\n")); err != nil {
 		return err
@@ -78,12 +80,24 @@ func (l *Local) freeze(ctx context.Context, id string, first firstRecord, why st
 				return err
 			}
 			moving := false
+			states := make(map[int]stat, len(found))
 			for _, s := range found {
-				if !s.stopped() {
+				states[s.pid] = s
+			}
+			for _, s := range found {
+				sig := unix.SIGSTOP
+				switch {
+				case states[s.parent].blocked() && s.stopped():
+					sig = unix.SIGCONT
+				case states[s.parent].blocked():
 					moving = true
-					if err := s.signal(unix.SIGSTOP); err != nil {
-						return err
-					}
+					continue
+				case s.stopped():
+					continue
+				}
+				moving = true
+				if err := s.signal(sig); err != nil {
+					return err
 				}
 			}
 			if !moving {

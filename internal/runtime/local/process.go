@@ -72,6 +72,9 @@ func (s stat) ended() bool { return s.state == 'Z' || s.state == 'X' }
 // stopped says whether a process is frozen, or beyond doing anything.
 func (s stat) stopped() bool { return s.state == 'T' || s.state == 't' || s.ended() }
 
+// blocked says whether a process waits for something that no signal ends.
+func (s stat) blocked() bool { return s.state == 'D' }
+
 // alive says whether the very process lives.
 func (p process) alive() bool {
 	s, err := readStat(p.PID)
