@@ -76,7 +76,9 @@ func (o *owner) store(sandboxID string, batch []bridge.Record) error {
 	for _, outcome := range t.ended {
 		o.s.Metrics.TurnEnded(outcome)
 	}
-	if o.live != nil && o.live.SandboxID() == sandboxID {
+	// A frozen bridge answers nothing; the next record after it acknowledges
+	// these too.
+	if o.live != nil && o.live.SandboxID() == sandboxID && o.row.State != StatePaused {
 		ctx, cancel := o.ctxShort()
 		defer cancel()
 		if err := o.live.Ack(ctx, last.Pos); err != nil {
