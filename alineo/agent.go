@@ -61,7 +61,7 @@ func text(s *string) string {
 
 // settled waits until the agent is no longer being provisioned.
 func (a *Agent) settled(ctx context.Context) (State, error) {
-	stream := a.s.s.Follow(0, a.runID)
+	stream := a.s.s.Follow(-1, a.runID)
 	defer stream.Close()
 	for {
 		state, err := a.State(ctx)
@@ -85,8 +85,9 @@ type Result struct {
 
 // Turn is one prompt and all that follows.
 type Turn struct {
-	a  *Agent
-	id string
+	a     *Agent
+	id    string
+	after int64 // it cannot have ended before this seq
 }
 
 // ID names the turn.
@@ -102,15 +103,16 @@ type PromptOptions struct {
 // Prompt asks for a turn. When it returns, the prompt cannot be lost. One that
 // comes while a turn runs waits for its end. Errors: ErrConflict.
 func (a *Agent) Prompt(ctx context.Context, prompt string, o PromptOptions) (*Turn, error) {
-	req := swarm.PromptRequest{Text: prompt}
+	req, after := swarm.PromptRequest{Text: prompt}, a.s.s.Ledger.LastSeq()
 	if o.Key != "" {
+		after = 0 // its first call may have been long ago
 		req.Idempotency = swarm.Idempotency{Scope: "alineo.Prompt " + a.id, Key: o.Key, BodyHash: hash([]byte(prompt))}
 	}
 	answer, err := a.s.s.Prompt(ctx, a.id, req)
 	if err != nil {
 		return nil, wrap("prompting "+a.id, err)
 	}
-	return &Turn{a: a, id: answer.TurnID}, nil
+	return &Turn{a: a, id: answer.TurnID, after: after}, nil
 }
 
 // Ask asks for a turn and waits for its result.
@@ -125,7 +127,7 @@ func (a *Agent) Ask(ctx context.Context, prompt string) (Result, error) {
 // Wait waits for the turn's end, however long that takes. A turn that ended
 // badly is no error: see Outcome.
 func (t *Turn) Wait(ctx context.Context) (Result, error) {
-	for event, err := range t.a.Events(ctx, 0) {
+	for event, err := range t.a.Events(ctx, t.after) {
 		if err != nil {
 			return Result{}, fmt.Errorf("waiting for turn %s: %w", t.id, err)
 		}
@@ -161,7 +163,7 @@ func (a *Agent) Events(ctx context.Context, after int64) iter.Seq2[Event, error]
 		defer stream.Close()
 		for {
 			e, err := stream.Next(ctx)
-			if errors.Is(err, io.EOF) || err != nil && canceled(ctx, err) && ctx.Err() == context.Canceled {
+			if errors.Is(err, io.EOF) || err != nil && errors.Is(ctx.Err(), context.Canceled) {
 				return
 			}
 			if err != nil {

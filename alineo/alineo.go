@@ -12,7 +12,6 @@ package alineo
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -249,9 +248,4 @@ func back(w swarm.WayBack) Back {
 		b.CheckpointTurn = w.Checkpoint.Turn
 	}
 	return b
-}
-
-// canceled reports whether err is the end of the caller's context.
-func canceled(ctx context.Context, err error) bool {
-	return ctx.Err() != nil && errors.Is(err, ctx.Err())
 }

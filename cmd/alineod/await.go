@@ -29,42 +29,56 @@ func errWait(agent string, timeout time.Duration) error {
 // empty, has ended. A daemon that dies meanwhile is waited for: the turn goes
 // on without it. timeout 0 is for ever.
 func (a *app) await(ctx context.Context, c *client.Client, agent, turnID string, timeout time.Duration) (swarm.ResultView, error) {
+	var result swarm.ResultView
+	ended, err := a.patiently(ctx, timeout, func(ask time.Duration) (bool, error) {
+		var err error
+		if result, err = c.Result(ctx, agent, ask); err != nil || result.State != settled {
+			return false, err
+		}
+		if turnID == "" || result.TurnID == turnID || result.TurnID == "" {
+			return true, nil
+		}
+		// The agent's last turn is another: one before ours that was still
+		// open, or one after it.
+		var ended bool
+		result, ended, err = fromTranscript(ctx, c, agent, turnID, result)
+		return ended, err
+	})
+	if err == nil && !ended {
+		err = errWait(agent, timeout)
+	}
+	return result, err
+}
+
+// patiently looks until look says that it is done, for at most timeout (0: for
+// ever), and reports whether it was. look may wait as long as it is told. A
+// daemon that does not answer is asked again.
+func (a *app) patiently(ctx context.Context, timeout time.Duration, look func(wait time.Duration) (bool, error)) (bool, error) {
 	start, told := a.clock.Now(), false
 	for {
-		ask := client.MaxWait
+		left := client.MaxWait
 		if timeout > 0 {
-			if ask = min(ask, timeout-a.clock.Since(start)); ask <= 0 {
-				return swarm.ResultView{}, errWait(agent, timeout)
-			}
+			left = max(0, min(left, timeout-a.clock.Since(start)))
 		}
 		asked := a.clock.Now()
-		result, err := c.Result(ctx, agent, ask)
+		done, err := look(left)
 		switch {
-		case err == nil && result.State == settled:
-			if turnID == "" || result.TurnID == turnID || result.TurnID == "" {
-				return result, nil
-			}
-			// The agent's last turn is another: one before ours that was
-			// still open, or one after it.
-			result, ended, err := fromTranscript(ctx, c, agent, turnID, result)
-			if ended || err != nil {
-				return result, err
-			}
+		case done && err == nil:
+			return true, nil
 		case err != nil && !client.Temporary(err):
-			return swarm.ResultView{}, err
+			return false, err
+		case left == 0: // the last look
+			return false, err
 		case err != nil && !told:
-			a.say("the daemon does not answer; the agent works on, waiting for both")
-			told = true
+			a.say("the daemon does not answer; the agents work on, waiting for both")
 		}
-		if err == nil {
-			told = false
-		}
+		told = err != nil
 		rest := pace - a.clock.Since(asked)
 		if timeout > 0 {
 			rest = min(rest, timeout-a.clock.Since(start))
 		}
 		if err := a.sleep(ctx, rest); err != nil {
-			return swarm.ResultView{}, err
+			return false, err
 		}
 	}
 }

@@ -105,8 +105,11 @@ them. A daemon that dies meanwhile is waited for.` + exits("  0    at rest\n  4 
 		if err != nil {
 			return err
 		}
-		view, err := a.awaitSubtree(ctx, c, id, timeout)
-		if err != nil {
+		var view swarm.SubtreeView
+		if _, err := a.patiently(ctx, timeout, func(wait time.Duration) (bool, error) {
+			view, err = c.Subtree(ctx, id, wait)
+			return view.Quiescent, err
+		}); err != nil {
 			return err
 		}
 		if err := a.print(view, func(w io.Writer) {
@@ -124,28 +127,4 @@ them. A daemon that dies meanwhile is waited for.` + exits("  0    at rest\n  4 
 		return nil
 	})
 	return cmd
-}
-
-func (a *app) awaitSubtree(ctx context.Context, c *client.Client, id string, timeout time.Duration) (swarm.SubtreeView, error) {
-	start, told := a.clock.Now(), false
-	for {
-		ask := client.MaxWait
-		if timeout > 0 {
-			ask = max(0, min(ask, timeout-a.clock.Since(start)))
-		}
-		asked := a.clock.Now()
-		view, err := c.Subtree(ctx, id, ask)
-		switch {
-		case err == nil && (view.Quiescent || ask == 0):
-			return view, nil
-		case err != nil && (!client.Temporary(err) || ask == 0 && timeout > 0):
-			return view, err
-		case err != nil && !told:
-			a.say("the daemon does not answer; the agents work on, waiting for both")
-		}
-		told = err != nil
-		if err := a.sleep(ctx, pace-a.clock.Since(asked)); err != nil {
-			return view, err
-		}
-	}
 }

@@ -92,7 +92,7 @@ func TestWaitOutlivesTheDaemon(t *testing.T) {
 	stop := inTime(t, clock)
 	got := command(t, host.url, "", clock, "prompt", agent1, "count", "--wait")
 	stop()
-	const told = "the daemon does not answer; the agent works on, waiting for both\n"
+	const told = "the daemon does not answer; the agents work on, waiting for both\n"
 	if got.code != exitOK || got.out != "all\ndone[31m\n" || got.err != told+told {
 		t.Errorf("%+v", got)
 	}

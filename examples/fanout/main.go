@@ -110,19 +110,21 @@ func (c client) result(ctx context.Context, agent string) (string, error) {
 }
 
 func (c client) call(ctx context.Context, method, path string, body, answer any) error {
-	raw, err := json.Marshal(body)
-	if err != nil {
-		return err
+	var sent io.Reader
+	if body != nil {
+		raw, err := json.Marshal(body)
+		if err != nil {
+			return err
+		}
+		sent = bytes.NewReader(raw)
 	}
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, method, c.address+path, bytes.NewReader(raw))
+	req, err := http.NewRequestWithContext(ctx, method, c.address+path, sent)
 	if err != nil {
 		return err
 	}
-	if body == nil {
-		req.Body, req.ContentLength = http.NoBody, 0
-	} else {
+	if body != nil {
 		req.Header.Set("Content-Type", "application/json")
 	}
 	res, err := http.DefaultClient.Do(req)

@@ -2,7 +2,6 @@ package swarm
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -63,7 +62,7 @@ func (s *Swarm) Await(ctx context.Context, r AwaitRequest) (AwaitAnswer, error) 
 		return AwaitAnswer{}, invalid("agents", "give either agents or subtree")
 	}
 	var answer AwaitAnswer
-	err := s.until(ctx, r.RunID, r.Wait, func() (bool, error) {
+	err := s.until(ctx, ledger.EventFilter{RunID: r.RunID, Names: stirring}, r.Wait, func() (bool, error) {
 		wish, err := s.wish(ctx, r)
 		if err != nil {
 			return false, err
@@ -99,31 +98,22 @@ func (s *Swarm) wish(ctx context.Context, r AwaitRequest) (ledger.WaitOpenedPayl
 		}
 		return wish, nil
 	}
-	raw, err := json.Marshal(map[string]any{"agents": r.Agents, "mode": r.Mode, "k": r.K, "onDepFailure": r.OnDepFailure})
-	if err != nil {
-		return ledger.WaitOpenedPayload{}, err
-	}
-	wish, problems := wait.Parse(raw, s.Clock.Now())
-	for i := range problems {
-		problems[i].Path = trimWaitFor(problems[i].Path)
-	}
-	for i, id := range r.Agents {
-		if !known[id] {
-			problems = append(problems, spec.Problem{Path: fmt.Sprintf("agents[%d]", i), Message: id + " is no agent of run " + r.RunID})
-		}
-	}
-	if len(problems) > 0 {
-		return wish, &Error{Kind: ErrInvalid, Code: "invalid_wait", Message: problems[0].Path + ": " + problems[0].Message, Fields: problems}
-	}
-	return wish, nil
+	wish, problems := wait.Wish{Agents: r.Agents, Mode: r.Mode, K: r.K, OnDepFailure: r.OnDepFailure}.Check("agents", "", s.Clock.Now())
+	return wish, strangers(wish.Agents, "agents", known, r.RunID, problems)
 }
 
-func trimWaitFor(path string) string {
-	const prefix = "waitFor."
-	if len(path) > len(prefix) && path[:len(prefix)] == prefix {
-		return path[len(prefix):]
+// strangers is the refusal of a wish: for its problems, and for agents that are
+// not of the run.
+func strangers(agents []string, path string, known map[string]bool, runID string, problems []spec.Problem) error {
+	for i, id := range agents {
+		if !known[id] {
+			problems = append(problems, spec.Problem{Path: fmt.Sprintf("%s[%d]", path, i), Message: id + " is no agent of run " + runID})
+		}
 	}
-	return path
+	if len(problems) == 0 {
+		return nil
+	}
+	return &Error{Kind: ErrInvalid, Code: "invalid_wait", Message: problems[0].Path + ": " + problems[0].Message, Fields: problems}
 }
 
 // below are an agent and all its descendants, in the order they were spawned.
@@ -139,16 +129,16 @@ func below(run []ledger.Agent, root string) []ledger.Agent {
 	return all
 }
 
-// until asks again whenever something of a run has settled, until the answer is
-// yes or the time is over.
-func (s *Swarm) until(ctx context.Context, runID string, limit time.Duration, done func() (bool, error)) error {
+// until asks again after every event of a filter, until the answer is yes or
+// the time is over.
+func (s *Swarm) until(ctx context.Context, filter ledger.EventFilter, limit time.Duration, done func() (bool, error)) error {
 	after := s.Ledger.LastSeq() // what comes after this is not in the first answer
 	if ok, err := done(); ok || err != nil || limit <= 0 {
 		return err
 	}
 	waitCtx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	f := s.Ledger.Follow(after, ledger.EventFilter{RunID: runID, Names: stirring})
+	f := s.Ledger.Follow(after, filter)
 	defer f.Close()
 	for {
 		if _, err := f.Next(waitCtx); err != nil {
@@ -170,7 +160,7 @@ func (s *Swarm) AwaitSubtree(ctx context.Context, id string, limit time.Duration
 		return SubtreeView{}, err
 	}
 	var view SubtreeView
-	err = s.until(ctx, row.RunID, limit, func() (bool, error) {
+	err = s.until(ctx, ledger.EventFilter{RunID: row.RunID, Names: stirring}, limit, func() (bool, error) {
 		view, err = s.subtree(ctx, row.RunID, id)
 		return view.Quiescent, err
 	})

@@ -252,11 +252,13 @@ func (o *owner) frozen(now bool) {
 	}
 	switch {
 	case now && o.row.State != StatePaused:
+		if o.s.forks.Held(o.row.SandboxID) {
+			return // for the moment of a copy
+		}
 		ctx, cancel := o.ctxShort()
 		defer cancel()
-		info, err := o.rt.Inspect(ctx, o.row.SandboxID)
-		if o.s.forks.Held(o.row.SandboxID) || err == nil && info.State != runtime.StatePaused {
-			return // for the moment of a copy
+		if info, err := o.rt.Inspect(ctx, o.row.SandboxID); err == nil && info.State != runtime.StatePaused {
+			return // it was for such a moment, which is over
 		}
 		o.lostBridge(errors.New("its sandbox was frozen"))
 	case !now && o.row.State == StatePaused && o.row.PausedBy == pausedByRuntime:

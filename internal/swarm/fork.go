@@ -126,7 +126,7 @@ func checkScript(agentID string, isolated bool) string {
 // before, a crash would have the sandbox checked again. One just after leaves
 // two small files.
 func (o *owner) unmark() {
-	if !o.row.ForkMarked || o.row.ForkImage == "" {
+	if !o.row.ForkMarked {
 		return
 	}
 	rt, row := o.rt, o.row
@@ -295,10 +295,10 @@ func (s *Swarm) sweepForks(ctx context.Context, rt runtime.Runtime) {
 			continue
 		}
 		a, err := s.Ledger.Agent(ctx, id)
-		if err != nil && !errors.Is(err, ledger.ErrNotFound) || err == nil && !isFinal(a.State) {
-			continue
-		}
-		if err != nil && s.Clock.Since(image.CreatedAt) < time.Minute {
+		switch {
+		case err == nil && isFinal(a.State):
+		case errors.Is(err, ledger.ErrNotFound) && s.Clock.Since(image.CreatedAt) >= time.Minute:
+		default:
 			continue
 		}
 		if err := rt.RemoveImage(ctx, image.Ref); err != nil {

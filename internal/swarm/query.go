@@ -148,27 +148,13 @@ func (s *Swarm) sessionStats(ctx context.Context, id string) *SessionStats {
 
 // Result answers with an agent's last result, waiting for it up to wait.
 func (s *Swarm) Result(ctx context.Context, id string, wait time.Duration) (ResultView, error) {
-	after := s.Ledger.LastSeq()
-	v, err := s.result(ctx, id)
-	if err != nil || v.State == "settled" || wait <= 0 {
-		return v, err
-	}
-	waitCtx, cancel := context.WithTimeout(ctx, wait)
-	defer cancel()
-	f := s.Ledger.Follow(after, ledger.EventFilter{AgentID: id, Names: []string{ledger.HandleSettled, ledger.AgentEnded}})
-	defer f.Close()
-	for {
-		_, err := f.Next(waitCtx)
-		if err != nil && ctx.Err() != nil {
-			return v, ctx.Err()
-		}
-		if err != nil && waitCtx.Err() == nil {
-			return v, err
-		}
-		if v, err2 := s.result(ctx, id); err2 != nil || v.State == "settled" || err != nil {
-			return v, err2
-		}
-	}
+	var v ResultView
+	filter := ledger.EventFilter{AgentID: id, Names: []string{ledger.HandleSettled, ledger.AgentEnded}}
+	err := s.until(ctx, filter, wait, func() (settled bool, err error) {
+		v, err = s.result(ctx, id)
+		return v.State == "settled", err
+	})
+	return v, err
 }
 
 func (s *Swarm) result(ctx context.Context, id string) (ResultView, error) {

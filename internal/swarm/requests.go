@@ -1,6 +1,7 @@
 package swarm
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -44,8 +45,8 @@ func (s *Swarm) StartRun(ctx context.Context, r StartRunRequest) (StartRunAnswer
 			if err := r.Budget.check(); err != nil {
 				return StartRunAnswer{}, err
 			}
-			spawned.SpawnDepth = orElse(r.Budget.SpawnDepth, spawned.SpawnDepth)
-			spawned.MaxAgents = orElse(r.Budget.MaxAgents, spawned.MaxAgents)
+			spawned.SpawnDepth = cmp.Or(r.Budget.SpawnDepth, spawned.SpawnDepth)
+			spawned.MaxAgents = cmp.Or(r.Budget.MaxAgents, spawned.MaxAgents)
 			run.MaxAgentsTotal = r.Budget.MaxAgentsTotal
 		}
 		entries := []ledger.Entry{

@@ -1,6 +1,8 @@
 package swarm
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -148,7 +150,7 @@ func (f *family) allot(sp *spec.Spec, own *Budget, p ledger.AgentSpawnedPayload)
 		if own.MaxAgentsTotal != nil {
 			return p, nil, invalid("budget.maxAgentsTotal", "is the run's: it is set when the run is started")
 		}
-		p.SpawnDepth, p.MaxAgents = orElse(own.SpawnDepth, p.SpawnDepth), orElse(own.MaxAgents, p.MaxAgents)
+		p.SpawnDepth, p.MaxAgents = cmp.Or(own.SpawnDepth, p.SpawnDepth), cmp.Or(own.MaxAgents, p.MaxAgents)
 	}
 	p.ParentAgentID, p.Depth = f.parent.AgentID, f.parent.Depth+1
 	children, live := map[string]int{}, map[string]int{} // by agent; live: below it, at any depth
@@ -204,28 +206,19 @@ func lesser(a, b *int) *int {
 	return b
 }
 
-func orElse[T any](v, other *T) *T {
-	if v == nil {
-		return other
-	}
-	return v
-}
-
 // parseWait reads what a spawn waits for; nil where it waits for nothing.
 func (s *Swarm) parseWait(r SpawnRequest, f *family) (*ledger.WaitOpenedPayload, error) {
 	if len(r.WaitFor) == 0 || string(r.WaitFor) == "null" {
 		return nil, nil
 	}
 	p, problems := wait.Parse(r.WaitFor, s.Clock.Now())
-	if len(problems) == 0 {
-		for i, id := range p.Agents {
-			if _, ok := f.agents[id]; !ok {
-				problems = append(problems, spec.Problem{Path: fmt.Sprintf("waitFor[%d]", i), Message: id + " is no agent of run " + r.RunID})
-			}
-		}
+	known := make(map[string]bool, len(f.agents))
+	for id := range f.agents {
+		known[id] = true
 	}
-	if len(problems) > 0 {
-		return nil, &Error{Kind: ErrInvalid, Code: "invalid_wait", Message: problems[0].Path + ": " + problems[0].Message, Fields: problems}
+	path := "waitFor"
+	if bytes.HasPrefix(bytes.TrimSpace(r.WaitFor), []byte("{")) {
+		path += ".agents"
 	}
-	return &p, nil
+	return &p, strangers(p.Agents, path, known, r.RunID, problems)
 }

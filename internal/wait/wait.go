@@ -5,6 +5,7 @@ package wait
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -39,86 +40,85 @@ const (
 // success is how a turn ends well.
 const success = "success"
 
-// Parse reads a wish: a list of agents, or an object {agents, mode, k,
-// onDepFailure, deadlineSec, onDeadline}. Deadlines become absolute from now.
-// All that is wrong is told at once, with its path below "waitFor".
+// Wish is what an agent waits for, as a request has it.
+type Wish struct {
+	Agents       []string `json:"agents"`
+	Mode         string   `json:"mode"`
+	K            *int     `json:"k"`
+	OnDepFailure string   `json:"onDepFailure"`
+	DeadlineSec  *float64 `json:"deadlineSec"`
+	OnDeadline   string   `json:"onDeadline"`
+}
+
+// Parse reads the field "waitFor" of a request: a list of agents, or a Wish.
+// Deadlines become absolute from now. All that is wrong is told at once, with
+// its path.
 func Parse(raw json.RawMessage, now time.Time) (ledger.WaitOpenedPayload, []spec.Problem) {
-	var p ledger.WaitOpenedPayload
+	const path = "waitFor"
+	var w Wish
+	if trimmed := bytes.TrimSpace(raw); len(trimmed) > 0 && trimmed[0] == '[' {
+		if err := json.Unmarshal(raw, &w.Agents); err != nil {
+			return ledger.WaitOpenedPayload{}, []spec.Problem{{Path: path, Message: "must be a list of agents' ids"}}
+		}
+		return w.Check(path, path+".", now)
+	}
+	d := json.NewDecoder(bytes.NewReader(raw))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&w); err != nil {
+		return ledger.WaitOpenedPayload{}, []spec.Problem{{Path: path,
+			Message: fmt.Sprintf("must be a list of agents, or {agents, mode, k, onDepFailure, deadlineSec, onDeadline}: %v", err)}}
+	}
+	return w.Check(path+".agents", path+".", now)
+}
+
+// Check fills in what a wish leaves open and says what is wrong with it: agents
+// is the path of its list, prefix is before the names of its other fields.
+func (w Wish) Check(agents, prefix string, now time.Time) (ledger.WaitOpenedPayload, []spec.Problem) {
 	var problems []spec.Problem
 	bad := func(path, format string, args ...any) {
 		problems = append(problems, spec.Problem{Path: path, Message: fmt.Sprintf(format, args...)})
 	}
-	var object struct {
-		Agents       []string `json:"agents"`
-		Mode         string   `json:"mode"`
-		K            *int     `json:"k"`
-		OnDepFailure string   `json:"onDepFailure"`
-		DeadlineSec  *float64 `json:"deadlineSec"`
-		OnDeadline   string   `json:"onDeadline"`
-	}
-	agentsPath := "waitFor"
-	if trimmed := bytes.TrimSpace(raw); len(trimmed) > 0 && trimmed[0] == '[' {
-		if err := json.Unmarshal(raw, &object.Agents); err != nil {
-			bad("waitFor", "must be a list of agents' ids")
-			return p, problems
-		}
-	} else {
-		d := json.NewDecoder(bytes.NewReader(raw))
-		d.DisallowUnknownFields()
-		if err := d.Decode(&object); err != nil {
-			bad("waitFor", "must be a list of agents, or {agents, mode, k, onDepFailure, deadlineSec, onDeadline}: %v", err)
-			return p, problems
-		}
-		agentsPath = "waitFor.agents"
-	}
-	p = ledger.WaitOpenedPayload{Agents: object.Agents, Mode: orElse(object.Mode, Settled), OnDeadline: object.OnDeadline}
+	p := ledger.WaitOpenedPayload{Agents: w.Agents, Mode: cmp.Or(w.Mode, Settled), OnDeadline: w.OnDeadline}
 	if len(p.Agents) == 0 {
-		bad(agentsPath, "names no agent")
+		bad(agents, "names no agent")
 	}
 	for i, id := range p.Agents {
 		if slices.Contains(p.Agents[:i], id) {
-			bad(fmt.Sprintf("%s[%d]", agentsPath, i), "%s is named twice", id)
+			bad(fmt.Sprintf("%s[%d]", agents, i), "%s is named twice", id)
 		}
 	}
 	if !slices.Contains([]string{Settled, All, Any, Quorum}, p.Mode) {
-		bad("waitFor.mode", "is %q; must be one of settled, all, any, quorum", p.Mode)
+		bad(prefix+"mode", "is %q; must be one of settled, all, any, quorum", p.Mode)
 	}
 	switch {
-	case p.Mode == Quorum && object.K == nil:
-		bad("waitFor.k", "is required with the mode quorum")
-	case p.Mode == Quorum && (*object.K < 1 || *object.K > len(p.Agents)):
-		bad("waitFor.k", "is %d; must be from 1 to the number of agents, %d", *object.K, len(p.Agents))
+	case p.Mode == Quorum && w.K == nil:
+		bad(prefix+"k", "is required with the mode quorum")
+	case p.Mode == Quorum && (*w.K < 1 || *w.K > len(p.Agents)):
+		bad(prefix+"k", "is %d; must be from 1 to the number of agents, %d", *w.K, len(p.Agents))
 	case p.Mode == Quorum:
-		p.K = *object.K
-	case object.K != nil:
-		bad("waitFor.k", "goes with the mode quorum only")
+		p.K = *w.K
+	case w.K != nil:
+		bad(prefix+"k", "goes with the mode quorum only")
 	}
 	// Who waits for the others' end, however it comes, minds no failure.
-	p.OnDepFail = orElse(object.OnDepFailure, map[bool]string{true: Proceed, false: Fail}[p.Mode == Settled])
+	p.OnDepFail = cmp.Or(w.OnDepFailure, map[bool]string{true: Proceed, false: Fail}[p.Mode == Settled])
 	if p.OnDepFail != Fail && p.OnDepFail != Proceed {
-		bad("waitFor.onDepFailure", "is %q; must be fail or proceed", p.OnDepFail)
+		bad(prefix+"onDepFailure", "is %q; must be fail or proceed", p.OnDepFail)
 	}
-	if object.DeadlineSec != nil {
+	if w.DeadlineSec != nil {
 		const most = 365 * 24 * 3600
-		if *object.DeadlineSec <= 0 || *object.DeadlineSec > most {
-			bad("waitFor.deadlineSec", "must be above 0 and at most %d", most)
+		if *w.DeadlineSec <= 0 || *w.DeadlineSec > most {
+			bad(prefix+"deadlineSec", "must be above 0 and at most %d", most)
 		}
-		p.DeadlineAt = now.Add(time.Duration(*object.DeadlineSec * float64(time.Second))).UnixMilli()
-		p.OnDeadline = orElse(p.OnDeadline, Fail)
+		p.DeadlineAt = now.Add(time.Duration(*w.DeadlineSec * float64(time.Second))).UnixMilli()
+		p.OnDeadline = cmp.Or(p.OnDeadline, Fail)
 	} else if p.OnDeadline != "" {
-		bad("waitFor.onDeadline", "goes with deadlineSec only")
+		bad(prefix+"onDeadline", "goes with deadlineSec only")
 	}
 	if p.OnDeadline != "" && p.OnDeadline != Fail && p.OnDeadline != Proceed {
-		bad("waitFor.onDeadline", "is %q; must be fail or proceed", p.OnDeadline)
+		bad(prefix+"onDeadline", "is %q; must be fail or proceed", p.OnDeadline)
 	}
 	return p, problems
-}
-
-func orElse(s, other string) string {
-	if s == "" {
-		return other
-	}
-	return s
 }
 
 // Evaluate says what has come of a wish. outcomes has the outcome of each agent
