@@ -82,9 +82,11 @@ func (c *Client) Deliver(ctx context.Context, t Turn) (known bool, err error) {
 
 // Steer gives the turn in progress something more to consider. Like the other
 // orders it returns when the harness took it: harness.ErrRefused with its words
-// when it did not; harness.ErrNoTurn when there is nothing to steer.
-func (c *Client) Steer(ctx context.Context, text string) error {
-	return c.order(ctx, Order{Op: orderSteer, Text: text})
+// when it did not; harness.ErrNoTurn when there is nothing to steer. With an id
+// the turn is told once, however often it is called, and a record says when the
+// harness took it.
+func (c *Client) Steer(ctx context.Context, id, text string) error {
+	return c.order(ctx, Order{ID: id, Op: orderSteer, Text: text})
 }
 
 // FollowUp queues text behind the turn's own work.

@@ -76,7 +76,7 @@ func TestOrders(t *testing.T) {
 	eachTransport(t, func(t *testing.T, b *box) {
 		ctx := testContext(t)
 		c := b.ready(t, nil)
-		wantErr(t, c.Steer(ctx, "nothing to steer"), harness.ErrNoTurn)
+		wantErr(t, c.Steer(ctx, "", "nothing to steer"), harness.ErrNoTurn)
 		wantErr(t, c.Abort(ctx), harness.ErrNoTurn)
 		wantErr(t, c.Answer(ctx, "nope", "once", ""), harness.ErrUnknownRequest)
 		deliver(t, c, "t_1", "ask q1\nwait")
@@ -89,13 +89,15 @@ func TestOrders(t *testing.T) {
 			t.Fatal(err)
 		}
 		wantErr(t, c.Answer(ctx, "q1", "once", ""), harness.ErrUnknownRequest)
-		if err := c.Steer(ctx, "left"); err != nil {
-			t.Fatal(err)
+		for range 2 { // a named order is told once
+			if err := c.Steer(ctx, "s1", "left"); err != nil {
+				t.Fatal(err)
+			}
 		}
 		if err := c.FollowUp(ctx, "then right"); err != nil {
 			t.Fatal(err)
 		}
-		err = c.Steer(ctx, "no")
+		err = c.Steer(ctx, "s2", "no")
 		wantErr(t, err, harness.ErrRefused)
 		if err == nil || !strings.Contains(err.Error(), "I would rather not") {
 			t.Errorf("refusal without its words: %v", err)
@@ -109,17 +111,22 @@ func TestOrders(t *testing.T) {
 			t.Error(diff)
 		}
 		var orders []bridge.Order
+		var taken []string
 		for _, r := range records {
+			taken = append(taken, r.Taken...)
 			if r.Kind == bridge.KindOrder {
 				orders = append(orders, *r.Order)
 			}
 		}
 		want := []bridge.Order{
 			{Op: "answer", Request: "q1", Decision: "reject", Feedback: "too dear"},
-			{Op: "steer", Text: "left"}, {Op: "follow-up", Text: "then right"}, {Op: "steer", Text: "no"}, {Op: "abort"},
+			{ID: "s1", Op: "steer", Text: "left"}, {Op: "follow-up", Text: "then right"}, {ID: "s2", Op: "steer", Text: "no"}, {Op: "abort"},
 		}
 		if diff := cmp.Diff(want, orders); diff != "" {
 			t.Error(diff)
+		}
+		if diff := cmp.Diff([]string{"s1"}, taken); diff != "" {
+			t.Errorf("taken orders: %s", diff)
 		}
 		// The turn that was refused as busy was not accepted.
 		deliver(t, c, "t_2", "say yes")

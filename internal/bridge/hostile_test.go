@@ -173,7 +173,7 @@ func TestStuckStream(t *testing.T) {
 	}
 	close(stuck)
 	c.Close()
-	if err := c.Steer(testContext(t), "x"); !errors.Is(err, bridge.ErrClosed) {
+	if err := c.Steer(testContext(t), "", "x"); !errors.Is(err, bridge.ErrClosed) {
 		t.Errorf("after Close: %v", err)
 	}
 }

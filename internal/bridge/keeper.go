@@ -41,6 +41,8 @@ type keeper struct {
 	oomBase    int64
 	draining   bool
 	orders     map[string]chan error
+	named      map[string]string // the IDs of orders not yet answered
+	told       map[string]bool   // the IDs told in this turn
 	orderSeq   int
 	backlog    []backlogged
 	changed    chan struct{} // closed and replaced when the state changes
@@ -61,6 +63,8 @@ func (k *keeper) init(s *server) {
 	k.done = make(chan struct{})
 	k.changed = make(chan struct{})
 	k.orders = make(map[string]chan error)
+	k.named = make(map[string]string)
+	k.told = make(map[string]bool)
 }
 
 func (k *keeper) run(ctx context.Context) {
@@ -174,6 +178,10 @@ func (k *keeper) apply(out harness.Output, r Record, written func()) {
 		r.Events = append(r.Events, e)
 	}
 	r.TurnID = turn
+	r.Taken = k.taken(out.Replies)
+	if k.turnID == "" {
+		clear(k.told)
+	}
 	child := k.child
 	then := func() {
 		for i, line := range out.Write {
@@ -191,14 +199,32 @@ func (k *keeper) apply(out harness.Output, r Record, written func()) {
 		}
 		k.changedState()
 	}
-	if r.Kind == KindLine && len(r.Events) == 0 {
+	if r.Kind == KindLine && len(r.Events) == 0 && len(r.Taken) == 0 {
 		then()
 		return
 	}
 	k.record(r, sync || r.Kind == KindExit, then)
 }
 
+// taken lists the named orders among those that were answered well. One that
+// was refused may be given again.
+func (k *keeper) taken(replies []harness.Reply) []string {
+	var ids []string
+	for _, r := range replies {
+		id := k.named[r.Order]
+		switch {
+		case id == "":
+		case r.Err == "":
+			ids = append(ids, id)
+		default:
+			delete(k.told, id)
+		}
+	}
+	return ids
+}
+
 func (k *keeper) reply(r harness.Reply) {
+	delete(k.named, r.Order)
 	answer, waits := k.orders[r.Order]
 	if !waits {
 		return
@@ -222,7 +248,7 @@ func (k *keeper) line(l output) {
 	} else {
 		out = k.proto.Line(l.line)
 	}
-	kept := false
+	kept := len(k.taken(out.Replies)) > 0
 	for _, e := range out.Events {
 		switch e.Name {
 		case harness.MessageUpdated, harness.ToolUpdated, harness.QueueUpdated:
@@ -258,6 +284,7 @@ func (k *keeper) exited(c *child) {
 	for id := range k.orders {
 		k.reply(harness.Reply{Order: id, Err: "harness exited"})
 	}
+	clear(k.named)
 	k.s.log.Info("harness exited", zap.String("harness", k.name), zap.Int("pid", c.pid),
 		zap.Int("code", exit.Code), zap.String("signal", exit.Signal))
 	k.changedState()
@@ -379,6 +406,11 @@ func (k *keeper) order(o Order) (string, chan error, error) {
 			return "", nil, harness.ErrNoTurn
 		}
 	}
+	if k.told[o.ID] {
+		answer := make(chan error, 1)
+		answer <- nil
+		return "", answer, nil
+	}
 	if k.child.in.full() {
 		return "", nil, fmt.Errorf("%w: it does not read its input", harness.ErrRefused)
 	}
@@ -403,6 +435,9 @@ func (k *keeper) order(o Order) (string, chan error, error) {
 	}
 	answer := make(chan error, 1)
 	k.orders[id] = answer
+	if o.ID != "" {
+		k.named[id], k.told[o.ID] = o.ID, true
+	}
 	k.apply(out, Record{Kind: KindOrder, Order: &o}, nil)
 	return id, answer, nil
 }

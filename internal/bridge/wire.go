@@ -62,8 +62,10 @@ type Record struct {
 	TurnID string          `json:"turnId,omitempty"` // turn in progress
 	Events []harness.Event `json:"events,omitempty"`
 	Order  *Order          `json:"order,omitempty"`
-	Exit   *harness.Exit   `json:"exit,omitempty"`
-	PID    int             `json:"pid,omitempty"`
+	// Taken are the orders with an ID that the harness took with this line.
+	Taken []string      `json:"taken,omitempty"`
+	Exit  *harness.Exit `json:"exit,omitempty"`
+	PID   int           `json:"pid,omitempty"`
 	// Dropped: that many earlier records were lost because the journal hit its
 	// size bound before the daemon had read them.
 	Dropped int64 `json:"dropped,omitempty"`
@@ -83,6 +85,9 @@ const (
 
 // Order is what the daemon told the harness.
 type Order struct {
+	// ID makes the order one that the harness is told once in a turn, however
+	// often it is given; empty for one that has no name.
+	ID       string `json:"id,omitempty"`
 	Op       string `json:"op"` // steer, follow-up, abort, answer
 	Text     string `json:"text,omitempty"`
 	Request  string `json:"requestId,omitempty"`

@@ -30,6 +30,15 @@ const (
 	WaitBlocked  = "wait.blocked"
 	BudgetDenied = "budget.denied"
 
+	AdmissionQueued  = "agent.admission_queued"  // its sandbox is to be made when it is its turn
+	AdmissionGranted = "agent.admission_granted" // it is
+	AdmissionTimeout = "agent.admission_timeout" // it did not come in time
+
+	NotifyRegistered = "notify.registered" // an agent wants to be told when others settle
+	InboxQueued      = "inbox.queued"      // there is something to tell it
+	InboxDelivered   = "inbox.delivered"
+	InboxDropped     = "inbox.dropped" // it is over: nobody is told
+
 	TurnRequested = "turn.requested"
 	TurnStarted   = "turn.started"
 	TurnEnded     = "turn.ended"
@@ -69,6 +78,7 @@ const (
 	WaitOpened         = "wait.opened"         // what a held agent waits for
 	MemorySet          = "memory.set"          // an agent remembers a value
 	MemoryDeleted      = "memory.deleted"      // it forgets one
+	InboxSending       = "inbox.sending"       // what is about to be said into a turn
 )
 
 // internalEvents never leave the daemon.
@@ -77,7 +87,7 @@ var internalEvents = map[string]bool{
 	CheckpointPruned: true, CheckpointDamaged: true, CheckpointIntended: true,
 	SnapshotIntended: true, SnapshotGone: true, RequestAccepted: true,
 	PermissionAnswered: true, DiagnosticStored: true, IntentStop: true, WaitOpened: true,
-	MemorySet: true, MemoryDeleted: true,
+	MemorySet: true, MemoryDeleted: true, InboxSending: true,
 }
 
 // Public reports whether clients of the API see events of that name.
@@ -150,6 +160,45 @@ type MemoryPayload struct {
 	Value json.RawMessage `json:"value,omitempty"`
 }
 
+// AdmissionPayload of agent.admission_queued, _granted and _timeout.
+type AdmissionPayload struct {
+	// Ahead are those before it in the queue of its run, at that moment.
+	Ahead    int   `json:"ahead,omitempty"`
+	WaitedMs int64 `json:"waitedMs,omitempty"`
+}
+
+// NotifyRegisteredPayload of notify.registered. Each of the agents is told of
+// once, when its handle is settled the next time; at once where it is.
+type NotifyRegisteredPayload struct {
+	Agents []string `json:"agents"`
+	// Wake: an idle agent is told in a turn of its own.
+	Wake bool `json:"wake"`
+}
+
+// Kinds of items in an inbox.
+const (
+	InboxSettled = "settled" // an agent it asked to be told about
+	InboxBlocked = "blocked" // a child of it waits for a person
+)
+
+// InboxQueuedPayload of inbox.queued, whose seq is the item's number. Its body
+// holds the text.
+type InboxQueuedPayload struct {
+	Kind     string `json:"kind"` // settled, blocked
+	From     string `json:"from"`
+	FromTurn string `json:"fromTurn,omitempty"`
+	Outcome  string `json:"outcome,omitempty"`
+	Wake     bool   `json:"wake,omitempty"`
+}
+
+// InboxItemsPayload of inbox.sending, inbox.delivered and inbox.dropped.
+type InboxItemsPayload struct {
+	Items []int64 `json:"items"`
+	// Delivery is how they were told: steer, prompt (with one) or turn (in one
+	// of their own).
+	Delivery string `json:"delivery,omitempty"`
+}
+
 // WaitResolvedPayload of wait.resolved and wait.blocked.
 type WaitResolvedPayload struct {
 	Outcome  string       `json:"outcome"`  // satisfied, partial, depfail
@@ -213,6 +262,8 @@ type AgentStateChangedPayload struct {
 	// Recovering is set with To "recovering": why it is held there, as
 	// runtime_unreachable.
 	Recovering string `json:"recovering,omitempty"`
+	// Forgiven: its failures so far count no more.
+	Forgiven bool `json:"forgiven,omitempty"`
 }
 
 // AgentEndedPayload of agent.ended.
@@ -250,6 +301,10 @@ type TurnEndedPayload struct {
 	TookMs    int64      `json:"tookMs"`
 	// OwesCheckpoint: the turn ended cleanly and its agent takes checkpoints.
 	OwesCheckpoint bool `json:"owesCheckpoint,omitempty"`
+	// Retried: its prompt is asked again; it counts as no failure of the agent.
+	Retried bool `json:"retried,omitempty"`
+	// Blocked is why the agent takes no prompt until a person lets it go on.
+	Blocked string `json:"blocked,omitempty"`
 }
 
 // ToolCall names one call of a tool.

@@ -54,6 +54,16 @@ var folds = map[string]foldFunc{
 	WaitBlocked:  foldWaitResolved,
 	BudgetDenied: nil,
 
+	AdmissionQueued:  foldAdmissionQueued,
+	AdmissionGranted: foldAdmissionOver,
+	AdmissionTimeout: foldAdmissionOver,
+
+	NotifyRegistered: foldNotifyRegistered,
+	InboxQueued:      foldInboxQueued,
+	InboxSending:     foldInboxSending,
+	InboxDelivered:   foldInboxDelivered,
+	InboxDropped:     foldInboxDropped,
+
 	TurnRequested: foldTurnRequested,
 	TurnStarted:   foldTurnStarted,
 	TurnEnded:     foldTurnEnded,

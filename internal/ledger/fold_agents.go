@@ -106,8 +106,11 @@ func foldAgentStateChanged(f *folder, e *Event) error {
 	if p.To != "recovering" {
 		p.Recovering = ""
 	}
-	return f.setAgent(e, "state = ?, reason = ?, paused_by = ?, recovering = ?",
-		p.To, p.Reason, p.PausedBy, p.Recovering)
+	// What blocks an agent outlives a pause and the ladder.
+	return f.setAgent(e, `state = ?, reason = ?, paused_by = ?, recovering = ?,
+		blocked = CASE WHEN ?1 IN ('blocked', 'paused', 'recovering') THEN blocked ELSE '' END,
+		failures = CASE WHEN ?5 THEN 0 ELSE failures END`,
+		p.To, p.Reason, p.PausedBy, p.Recovering, p.Forgiven)
 }
 
 func foldAgentEnded(f *folder, e *Event) error {
@@ -147,7 +150,7 @@ func foldAgentRevived(f *folder, e *Event) error {
 	if err := needAgent(e); err != nil {
 		return err
 	}
-	return f.setAgent(e, "stop_mode = '', ended_at = 0")
+	return f.setAgent(e, "stop_mode = '', ended_at = 0, failures = 0, blocked = ''")
 }
 
 // foldSession takes the session's id only: the number of messages is what the

@@ -102,7 +102,14 @@ func foldTurnEnded(f *folder, e *Event) error {
 	if p.Outcome == "success" {
 		p.Error = ""
 	}
-	if err := f.setAgent(e, "outcome = ?, error = CASE WHEN ? THEN error ELSE ? END", p.Outcome, keep, p.Error); err != nil {
+	if err := f.setAgent(e, `outcome = ?, error = CASE WHEN ? THEN error ELSE ? END,
+		failures = CASE WHEN ?1 = 'success' THEN 0 WHEN ?1 = 'failed' AND NOT ?4 THEN failures + 1 ELSE failures END, blocked = ?5`,
+		p.Outcome, keep, p.Error, p.Retried, p.Blocked); err != nil {
+		return err
+	}
+	// What was to be said into it is told another way.
+	if _, err := f.t.exec("UPDATE inbox SET state = 'pending', turn_id = '', sent_seq = 0 WHERE agent_id = ? AND state = 'sending' AND turn_id = ?",
+		e.AgentID, e.TurnID); err != nil {
 		return err
 	}
 	return f.setSession(e, p.SessionID, p.Messages)

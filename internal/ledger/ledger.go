@@ -145,6 +145,10 @@ type Agent struct {
 	ForkImage     string // what its sandboxes are made from, where it was forked
 	ForkSetup     string // the setup hash that image has
 	ForkMarked    bool   // it holds the marks of its copy
+	Inbox         int    // items it has not been told of
+	Failures      int    // turns in a row that failed
+	Blocked       string // why it waits for a person; kept while it is paused or on the ladder
+	QueuedAt      int64  // since when it waits for its sandbox to be made; 0: it does not
 	UpdatedSeq    int64  // seq of the last event that changed this row
 }
 

@@ -47,12 +47,14 @@ type AgentFilter struct {
 
 const agentColumns = `agent_id, run_id, parent_agent_id, depth, spawn_index, spec_name, harness, model, runtime,
 	setup_hash, checkpointing, spawn_depth, max_agents, spawned_seq, state, reason, recovering, paused_by, outcome,
-	error, sandbox_id, generation, turn, session_id, messages, stop_mode, created_at, ended_at, fork_image, fork_setup, fork_marked, updated_seq FROM agents`
+	error, sandbox_id, generation, turn, session_id, messages, stop_mode, created_at, ended_at, fork_image, fork_setup, fork_marked,
+	inbox, failures, blocked, queued_at, updated_seq FROM agents`
 
 func scanAgent(s scanner) (a Agent, err error) {
 	err = s.Scan(&a.AgentID, &a.RunID, &a.ParentAgentID, &a.Depth, &a.SpawnIndex, &a.SpecName, &a.Harness, &a.Model, &a.Runtime,
 		&a.SetupHash, &a.Checkpointing, &a.SpawnDepth, &a.MaxAgents, &a.SpawnedSeq, &a.State, &a.Reason, &a.Recovering, &a.PausedBy, &a.Outcome,
-		&a.Error, &a.SandboxID, &a.Generation, &a.Turn, &a.SessionID, &a.Messages, &a.StopMode, &a.CreatedAt, &a.EndedAt, &a.ForkImage, &a.ForkSetup, &a.ForkMarked, &a.UpdatedSeq)
+		&a.Error, &a.SandboxID, &a.Generation, &a.Turn, &a.SessionID, &a.Messages, &a.StopMode, &a.CreatedAt, &a.EndedAt, &a.ForkImage, &a.ForkSetup, &a.ForkMarked,
+		&a.Inbox, &a.Failures, &a.Blocked, &a.QueuedAt, &a.UpdatedSeq)
 	return a, err
 }
 

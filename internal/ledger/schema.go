@@ -17,7 +17,7 @@ type migration struct {
 	sql     string
 }
 
-var migrations = []migration{{1, schema1}, {2, schema2}}
+var migrations = []migration{{1, schema1}, {2, schema2}, {3, schema3}}
 
 // schema1 is the log, its side table, and the projections.
 //
@@ -242,6 +242,39 @@ CREATE TABLE memory (
 ) WITHOUT ROWID;
 `
 
+// schema3 is what agents that tell each other of something need, and those that
+// are held: by a failure, or until it is their turn.
+const schema3 = `
+ALTER TABLE agents ADD COLUMN inbox INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE agents ADD COLUMN failures INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE agents ADD COLUMN blocked TEXT NOT NULL DEFAULT '';
+ALTER TABLE agents ADD COLUMN queued_at INTEGER NOT NULL DEFAULT 0;
+CREATE TABLE subscriptions (
+	agent_id  TEXT NOT NULL,
+	watched   TEXT NOT NULL,
+	wake      INTEGER NOT NULL,
+	state     TEXT NOT NULL,
+	told_turn TEXT,
+	PRIMARY KEY (agent_id, watched)
+) WITHOUT ROWID;
+CREATE INDEX subscriptions_open ON subscriptions (watched) WHERE state = 'open';
+CREATE TABLE inbox (
+	seq       INTEGER PRIMARY KEY,
+	agent_id  TEXT NOT NULL,
+	item      TEXT NOT NULL,
+	state     TEXT NOT NULL,
+	turn_id   TEXT NOT NULL DEFAULT '',
+	sent_seq  INTEGER NOT NULL DEFAULT 0,
+	queued_at INTEGER NOT NULL,
+	told_at   INTEGER NOT NULL DEFAULT 0,
+	delivery  TEXT NOT NULL DEFAULT ''
+);
+CREATE INDEX inbox_by_agent ON inbox (agent_id, state);
+CREATE INDEX agents_inbox ON agents (spawned_seq) WHERE inbox > 0;
+UPDATE agents SET failures = (SELECT count(*) FROM turns WHERE turns.agent_id = agents.agent_id AND outcome = 'failed'
+	AND ended_seq > (SELECT coalesce(max(ended_seq), 0) FROM turns WHERE turns.agent_id = agents.agent_id AND outcome = 'success'));
+`
+
 // projections are the tables that are a pure function of the log, with their
 // primary keys. Verify compares them and Rebuild replaces them.
 var projections = []struct{ table, key string }{
@@ -257,6 +290,8 @@ var projections = []struct{ table, key string }{
 	{"permissions", "agent_id, request_id"},
 	{"waits", "agent_id"},
 	{"memory", "agent_id, key"},
+	{"subscriptions", "agent_id, watched"},
+	{"inbox", "seq"},
 }
 
 // newest is the version this binary writes.

@@ -25,6 +25,7 @@ const (
 
 	maxRetain  = 100
 	maxRetries = 100
+	maxFails   = 1000
 	maxBudget  = 1_000_000
 	maxPath    = 4096
 )
@@ -43,6 +44,9 @@ var (
 
 // interrupts are the values of onInterrupt.
 var interrupts = []string{InterruptIdle, InterruptRetry, InterruptRetryAlways}
+
+// failures are the values of onFailure.
+var failures = []string{FailureFail, FailureAsk, FailureRetry}
 
 // check finds what is wrong with values of the right type, in the order of the
 // fields.
@@ -84,12 +88,19 @@ func (f *findings) check(s *Spec) {
 	if s.Checkpoint != nil {
 		f.checkCheckpoint(s.Checkpoint)
 	}
-	if s.OnInterrupt != "" && !slices.Contains(interrupts, s.OnInterrupt) {
-		f.problem("onInterrupt", "is %q; must be one of %s", s.OnInterrupt, strings.Join(interrupts, ", "))
-	}
+	f.oneOf("onInterrupt", s.OnInterrupt, interrupts)
+	f.oneOf("onFailure", s.OnFailure, failures)
 	f.between("maxRetries", s.MaxRetries, 0, maxRetries)
+	f.between("maxConsecutiveFailures", s.MaxFailures, 0, maxFails)
 	f.between("spawnDepth", s.SpawnDepth, 0, maxBudget)
 	f.between("maxAgents", s.MaxAgents, 0, maxBudget)
+}
+
+// oneOf wants one of some values, or none.
+func (f *findings) oneOf(path, value string, of []string) {
+	if value != "" && !slices.Contains(of, value) {
+		f.problem(path, "is %q; must be one of %s", value, strings.Join(of, ", "))
+	}
 }
 
 func (f *findings) checkHarness(s *Spec) {

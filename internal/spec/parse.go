@@ -74,9 +74,13 @@ func (f *findings) decode(data []byte) *Spec {
 		"user":           str(&s.User),
 		"checkpoint":     checkpoint(&s.Checkpoint),
 		"onInterrupt":    str(&s.OnInterrupt),
+		"onFailure":      str(&s.OnFailure),
 		"maxRetries":     integer(&s.MaxRetries),
-		"spawnDepth":     integer(&s.SpawnDepth),
-		"maxAgents":      integer(&s.MaxAgents),
+
+		"maxConsecutiveFailures": integer(&s.MaxFailures),
+
+		"spawnDepth": integer(&s.SpawnDepth),
+		"maxAgents":  integer(&s.MaxAgents),
 	}, &s.Extra) {
 		return nil
 	}

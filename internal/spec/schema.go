@@ -79,11 +79,14 @@ func shape(s *jsonschema.Schema) {
 
 	shapeCheckpoint(s)
 
-	values := []any{""}
-	for _, v := range interrupts {
-		values = append(values, v)
+	for name, of := range map[string][]string{"onInterrupt": interrupts, "onFailure": failures} {
+		values := []any{""}
+		for _, v := range of {
+			values = append(values, v)
+		}
+		prop(s, name).Enum = values
 	}
-	prop(s, "onInterrupt").Enum = values
+	bound(prop(s, "maxConsecutiveFailures"), 0, maxFails)
 	bound(prop(s, "maxRetries"), 0, maxRetries)
 	bound(prop(s, "spawnDepth"), 0, maxBudget)
 	bound(prop(s, "maxAgents"), 0, maxBudget)

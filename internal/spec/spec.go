@@ -24,6 +24,9 @@ const (
 	// DefaultMaxRetries is how often a turn is sent again where onInterrupt
 	// asks for retries and maxRetries is not given.
 	DefaultMaxRetries = 3
+	// DefaultMaxFailures is after how many failed turns in a row an agent is
+	// blocked where maxConsecutiveFailures is not given.
+	DefaultMaxFailures = 3
 )
 
 // What becomes of a turn that a crash interrupted: OnInterrupt.
@@ -36,6 +39,16 @@ const (
 	InterruptRetry = "retry"
 	// InterruptRetryAlways: the prompt is sent again whatever was in flight.
 	InterruptRetryAlways = "retry-always"
+)
+
+// What becomes of an agent whose turn has failed: OnFailure.
+const (
+	// FailureFail, the default: the agent takes the next prompt.
+	FailureFail = "fail"
+	// FailureAsk: it takes none until a person lets it go on.
+	FailureAsk = "ask"
+	// FailureRetry: the prompt is sent again.
+	FailureRetry = "retry"
 )
 
 // Spec is what one agent is to be. The zero value of an optional field means
@@ -64,7 +77,9 @@ type Spec struct {
 
 	Checkpoint  *Checkpoint `json:"checkpoint,omitempty" jsonschema_description:"Keep the home directory after each turn that ended well."`
 	OnInterrupt string      `json:"onInterrupt,omitempty" jsonschema_description:"What becomes of a turn that a crash interrupted. Default: idle."`
-	MaxRetries  *int        `json:"maxRetries,omitempty" jsonschema_description:"How often one interrupted turn is sent again. Default: 3."`
+	OnFailure   string      `json:"onFailure,omitempty" jsonschema_description:"What becomes of an agent whose turn has failed. Default: fail."`
+	MaxRetries  *int        `json:"maxRetries,omitempty" jsonschema_description:"How often one turn is sent again. Default: 3."`
+	MaxFailures *int        `json:"maxConsecutiveFailures,omitempty" jsonschema_description:"After how many failed turns in a row the agent waits for a person; 0: never. Default: 3."`
 
 	SpawnDepth *int `json:"spawnDepth,omitempty" jsonschema_description:"How many levels of agents may be spawned below this one. Not given: none."`
 	MaxAgents  *int `json:"maxAgents,omitempty" jsonschema_description:"How many agents may live below this one. Not given: no ceiling."`
@@ -128,13 +143,33 @@ func (s *Spec) Interrupt() string {
 // Retries is how often one interrupted turn may be sent again: 0 unless
 // OnInterrupt asks for it.
 func (s *Spec) Retries() int {
-	switch {
-	case s.Interrupt() == InterruptIdle:
+	if s.Interrupt() == InterruptIdle {
 		return 0
-	case s.MaxRetries != nil:
-		return *s.MaxRetries
 	}
-	return DefaultMaxRetries
+	return orInt(s.MaxRetries, DefaultMaxRetries)
+}
+
+// FailureRetries is how often one failed turn may be sent again: 0 unless
+// OnFailure asks for it.
+func (s *Spec) FailureRetries() int {
+	if s.OnFailure != FailureRetry {
+		return 0
+	}
+	return orInt(s.MaxRetries, DefaultMaxRetries)
+}
+
+// Breaks reports whether an agent is blocked after so many failed turns in a
+// row.
+func (s *Spec) Breaks(failures int) bool {
+	most := orInt(s.MaxFailures, DefaultMaxFailures)
+	return most > 0 && failures >= most
+}
+
+func orInt(n *int, def int) int {
+	if n == nil {
+		return def
+	}
+	return *n
 }
 
 // WithDefaults returns a copy in which an image and a harness version that the

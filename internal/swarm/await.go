@@ -193,7 +193,7 @@ func (s *Swarm) subtree(ctx context.Context, runID, root string) (SubtreeView, e
 // active reports whether an agent has something left to do by itself.
 func active(a ledger.Agent, open map[string]bool) bool {
 	switch a.State {
-	case StateProvisioning, StateSpawning, StateRunning, StateRecovering:
+	case StateProvisioning, StateSpawning, StateRunning, StateBlocked, StateRecovering:
 		return true
 	case StateDone, StateFailed, StatePaused:
 		return open[a.AgentID]

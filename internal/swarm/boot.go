@@ -194,7 +194,7 @@ func (o *owner) looked(byID map[string]runtime.Info, err error, first bool) {
 // go on without.
 func needsSandbox(state string) bool {
 	switch state {
-	case StateRunning, StateDone, StateFailed, StatePaused, StateRecovering:
+	case StateRunning, StateBlocked, StateDone, StateFailed, StatePaused, StateRecovering:
 		return true
 	}
 	return false

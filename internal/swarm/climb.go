@@ -358,15 +358,15 @@ func (o *owner) replace(t *translation, out *recovery.Outcome, sub recovery.Subj
 }
 
 func (o *owner) nextState(t *translation, interrupted *ledger.Turn) string {
-	switch {
-	case t.turn != "":
-		return StateRunning
-	case interrupted != nil:
+	if interrupted != nil {
 		return StateFailed
-	case o.row.Outcome == "", o.row.Outcome == OutcomeSuccess, o.row.Outcome == OutcomeAborted:
-		return StateDone
 	}
-	return StateFailed
+	return o.standing(t.turn != "", wentWell(o.row))
+}
+
+// wentWell reports whether an agent's last turn was no failure.
+func wentWell(a ledger.Agent) bool {
+	return a.Outcome == "" || a.Outcome == OutcomeSuccess || a.Outcome == OutcomeAborted
 }
 
 func (o *owner) recovered(out *recovery.Outcome) ledger.Entry {

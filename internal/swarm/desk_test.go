@@ -36,6 +36,7 @@ type desk struct {
 	ctx   context.Context
 	clock *clockwork.FakeClock
 	rt    *faketest.Runtime
+	peer  string // an agent of the same run
 }
 
 func newDesk(t *testing.T) *desk {
@@ -173,6 +174,8 @@ func (d *desk) request(action, id string, idem Idempotency) error {
 		_, err = d.RestoreCheckpoint(d.ctx, id, 1, idem)
 	case actExec:
 		_, err = d.Exec(d.ctx, id, ExecRequest{Command: []string{"true"}}, idem)
+	case actNotify:
+		_, err = d.NotifyOn(d.ctx, id, []string{d.peer}, false, idem)
 	case actAnswer:
 		_, err = d.AnswerPermission(d.ctx, id, "q", "once", "", idem)
 	default:
@@ -192,16 +195,17 @@ func code(err error) string {
 // actions by state, as lifecycle.md and api.md have it. It is written down a
 // second time on purpose: a change of the table in states.go shows here.
 var actions = map[string]string{
-	StateProvisioning: "prompt stop",
-	StateSpawning:     "prompt stop",
-	StateRunning:      "answer exec pause prompt recover steer stop",
-	StatePaused:       "pause prompt recover resume stop",
-	StateDone:         "checkpoint exec pause prompt recover restore stop",
-	StateFailed:       "checkpoint exec pause prompt recover restore stop",
-	StateRecovering:   "prompt recover stop",
-	StateStopped:      "restore revive stop",
-	StateCrashed:      "recover restore revive stop",
-	StateLost:         "recover restore revive stop",
+	StateProvisioning: "notify prompt stop",
+	StateSpawning:     "notify prompt stop",
+	StateRunning:      "answer exec notify pause prompt recover steer stop",
+	StateBlocked:      "answer checkpoint exec notify pause prompt recover restore resume steer stop",
+	StatePaused:       "notify pause prompt recover resume stop",
+	StateDone:         "checkpoint exec notify pause prompt recover restore stop",
+	StateFailed:       "checkpoint exec notify pause prompt recover restore stop",
+	StateRecovering:   "notify prompt recover stop",
+	StateStopped:      "notify restore revive stop",
+	StateCrashed:      "notify recover restore revive stop",
+	StateLost:         "notify recover restore revive stop",
 	StateAborted:      "",
 	StatePurged:       "",
 }
@@ -211,6 +215,7 @@ var actions = map[string]string{
 func TestTable(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t)
+	d.peer, _ = d.agent(StateDone)
 	for _, state := range States() {
 		may, known := actions[state]
 		if !known {
@@ -246,6 +251,7 @@ func TestTable(t *testing.T) {
 func TestBeingStopped(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t)
+	d.peer, _ = d.agent(StateDone)
 	for _, state := range []string{StateRunning, StateDone, StatePaused} {
 		for _, action := range strings.Fields(actions[state]) {
 			if action == actExec { // the sandbox is still there

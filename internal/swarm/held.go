@@ -134,8 +134,20 @@ func (s *Swarm) hold(o *owner, held bool) {
 	}
 }
 
+// poke has an agent read its row again: others have changed it.
+func (s *Swarm) poke(id string) {
+	s.mu.Lock()
+	o := s.owners[id]
+	s.mu.Unlock()
+	if o != nil {
+		o.news.Store(true)
+		_ = o.post(func() {}) // full: it comes by anyway
+	}
+}
+
 // stirring are the events that may end a wait.
-var stirring = []string{ledger.HandleSettled, ledger.AgentEnded, ledger.AgentProvisioned, ledger.AgentStateChanged}
+var stirring = []string{ledger.HandleSettled, ledger.AgentEnded, ledger.AgentProvisioned, ledger.AgentStateChanged,
+	ledger.NotifyRegistered, ledger.InboxQueued}
 
 // stir has held agents look again whenever something of their run has changed,
 // and sees whether the run has come to rest.
@@ -144,6 +156,7 @@ func (s *Swarm) stir(after int64) {
 	if err != nil && s.ctx.Err() == nil {
 		s.Log.Error("reading the open runs", zap.Error(err))
 	}
+	s.notify(s.ctx)
 	for _, r := range open { // what came to rest just before a crash
 		s.rest(s.ctx, r.RunID)
 	}
@@ -158,10 +171,18 @@ func (s *Swarm) stir(after int64) {
 			return
 		}
 		runs := map[string]bool{}
+		news := false
 		for _, e := range events {
 			if e.RunID != "" {
 				runs[e.RunID] = true
 			}
+			news = news || e.Event != ledger.AgentStateChanged && e.Event != ledger.AgentProvisioned
+			if e.Event == ledger.InboxQueued {
+				s.poke(e.AgentID)
+			}
+		}
+		if news {
+			s.notify(s.ctx)
 		}
 		for run := range runs {
 			s.rest(s.ctx, run)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/jonboulle/clockwork"
@@ -67,10 +68,13 @@ type owner struct {
 	alarm    <-chan time.Time
 	wake     clockwork.Timer // when a held agent looks again; nil: it need not
 	waiters  []chan<- wayBack
-	heard    time.Time // when the harness last said something
-	silenced string    // the turn that was ended for its silence
-	booting  bool      // not yet through the boot pass
-	held     bool      // the runtime's list is not in yet
+	ticket   *ticket        // in the queue for having a sandbox made
+	news     atomic.Bool    // others have changed the row
+	heard    time.Time      // when the harness last said something
+	silenced string         // the turn that was ended for its silence
+	said     map[int64]bool // what of the inbox was said by way of this connection
+	booting  bool           // not yet through the boot pass
+	held     bool           // the runtime's list is not in yet
 }
 
 // taskCheckpoint names the task that the ladder waits for.
@@ -108,6 +112,9 @@ func (o *owner) run() {
 	defer pulse.Stop()
 	for {
 		o.step()
+		if o.task == nil && (o.row.State != StateProvisioning || o.row.StopMode != "" || o.alarm != nil) {
+			o.leave()
+		}
 		if isFinal(o.row.State) && o.task == nil {
 			o.passed()
 			return
@@ -165,6 +172,7 @@ func (o *owner) release() {
 	}
 	o.disconnect()
 	o.disarm()
+	o.leave()
 	o.s.hold(o, false)
 	if o.wake != nil {
 		o.wake.Stop()
@@ -271,6 +279,9 @@ func (o *owner) step() {
 	if o.bad != nil || o.task != nil || o.held || o.alarm != nil {
 		return
 	}
+	if o.news.Swap(false) {
+		o.reread()
+	}
 	if o.stale {
 		if o.reread(); o.stale {
 			return
@@ -296,6 +307,7 @@ func (o *owner) step() {
 		o.hold(fmt.Errorf("runtime %q is not at hand", o.row.Runtime))
 	case state == StateSpawning:
 		o.beginHeld()
+	case state == StateProvisioning && !o.admit():
 	case state == StateProvisioning && o.row.ParentAgentID != "" && o.row.ForkImage == "":
 		o.passed()
 		o.beginFork()
@@ -311,6 +323,8 @@ func (o *owner) step() {
 		}
 	case o.live == nil:
 		o.beginClimb()
+	case state == StateBlocked:
+		o.passed() // until a person lets it go on, or answers
 	default:
 		o.passed()
 		o.work()
@@ -320,6 +334,7 @@ func (o *owner) step() {
 // work is what a connected agent does: what is owed first, then the next turn.
 func (o *owner) work() {
 	if o.turnID != "" {
+		o.tell()
 		return
 	}
 	if owed, err := o.s.Ledger.Turns(o.s.ctx, ledger.TurnFilter{AgentID: o.id, OwesCheckpoint: true, Desc: true, Limit: 1}); err != nil {
@@ -347,7 +362,10 @@ func (o *owner) append(entries ...ledger.Entry) error {
 
 func (o *owner) appendBatch(b ledger.Batch) ([]ledger.Event, error) {
 	for i := range b.Entries {
-		b.Entries[i].RunID, b.Entries[i].AgentID = o.row.RunID, o.id
+		b.Entries[i].RunID = o.row.RunID
+		if b.Entries[i].AgentID == "" { // else it is for another's inbox
+			b.Entries[i].AgentID = o.id
+		}
 	}
 	events, err := o.s.Ledger.Append(o.s.ctx, b)
 	if err != nil {
@@ -416,7 +434,7 @@ func (o *owner) calm() {
 func (o *owner) disconnect() {
 	if o.live != nil {
 		o.live.Close()
-		o.live, o.records = nil, nil
+		o.live, o.records, o.said = nil, nil, nil
 	}
 }
 

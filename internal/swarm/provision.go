@@ -90,6 +90,8 @@ func (o *owner) notProvisioned(err error) {
 	var step *setup.StepError
 	class := ClassSetupFailed
 	switch {
+	case errors.Is(err, errNotAdmitted):
+		class = ClassAdmission
 	case errors.Is(err, errParentLost):
 		class = ClassParentLost
 	case errors.Is(err, runtime.ErrUnreachable), errors.Is(err, ledger.ErrFull):

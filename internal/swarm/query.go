@@ -87,7 +87,7 @@ func (s *Swarm) view(a ledger.Agent) AgentView {
 	v := AgentView{AgentID: a.AgentID, RunID: a.RunID, ParentAgentID: optional(a.ParentAgentID), Depth: a.Depth,
 		SpawnIndex: a.SpawnIndex, State: a.State, SpecName: a.SpecName, SandboxID: optional(a.SandboxID),
 		CreatedAt: a.CreatedAt, EndedAt: optional(a.EndedAt), Outcome: optional(a.Outcome), PausedBy: optional(a.PausedBy),
-		Harness: a.Harness, Model: a.Model, Runtime: a.Runtime, Turn: a.Turn, Reason: a.Reason, Recovering: a.Recovering, Error: a.Error}
+		Harness: a.Harness, Model: a.Model, Runtime: a.Runtime, Turn: a.Turn, Reason: a.Reason, Recovering: a.Recovering, Error: a.Error, QueuedAt: a.QueuedAt, Inbox: a.Inbox}
 	if rt := s.runtimes[a.Runtime]; rt != nil {
 		v.Isolated, v.Transport = rt.Capabilities().Isolated, rt.Transport()
 	}

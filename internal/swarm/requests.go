@@ -156,8 +156,12 @@ func (s *Swarm) Prompt(ctx context.Context, id string, r PromptRequest) (PromptA
 	}
 	return request(ctx, s, id, actPrompt, r.Idempotency, func(o *owner, key withKey) (PromptAnswer, error) {
 		answer := PromptAnswer{AgentID: id, TurnID: ids.New(ids.Turn), Turn: o.row.Turn + 1, State: "queued"}
-		_, err := o.appendBatch(ledger.Batch{Entries: []ledger.Entry{{TurnID: answer.TurnID, Event: ledger.TurnRequested,
-			Payload: ledger.TurnRequestedPayload{Turn: answer.Turn}, Body: harness.Prompt{Text: r.Text, Images: r.Images}}},
+		text, told, err := o.withInbox(answer.TurnID, DeliveryPrompt, r.Text)
+		if err != nil {
+			return answer, err
+		}
+		_, err = o.appendBatch(ledger.Batch{Entries: append([]ledger.Entry{{TurnID: answer.TurnID, Event: ledger.TurnRequested,
+			Payload: ledger.TurnRequestedPayload{Turn: answer.Turn}, Body: harness.Prompt{Text: text, Images: r.Images}}}, told...),
 			Request: key(answer)})
 		hit("swarm.turn-requested")
 		return answer, err
@@ -196,7 +200,7 @@ func (s *Swarm) Steer(ctx context.Context, id, message string, idem Idempotency)
 		}
 		short, cancel := o.ctxShort()
 		defer cancel()
-		if err := o.live.Steer(short, message); err != nil {
+		if err := o.live.Steer(short, idem.order(), message); err != nil {
 			return Accepted{}, harnessError(err)
 		}
 		answer := Accepted{AgentID: id, State: o.row.State}
@@ -271,9 +275,13 @@ func (s *Swarm) Pause(ctx context.Context, id string, idem Idempotency) (Accepte
 	})
 }
 
-// Resume lets a paused agent go on with the same turn.
+// Resume lets a paused agent go on with the same turn, and one that its failures
+// have blocked with the next.
 func (s *Swarm) Resume(ctx context.Context, id string, idem Idempotency) (Accepted, error) {
 	return request(ctx, s, id, actResume, idem, func(o *owner, key withKey) (Accepted, error) {
+		if o.row.State == StateBlocked {
+			return o.unblock(key)
+		}
 		if o.rt == nil || o.task != nil {
 			return Accepted{}, &Error{Kind: ErrUnavailable, Code: "busy", Message: "the agent is being worked on; ask again"}
 		}
@@ -284,15 +292,29 @@ func (s *Swarm) Resume(ctx context.Context, id string, idem Idempotency) (Accept
 		}
 		hit("swarm.unpaused")
 		o.heard = o.s.Clock.Now() // it could say nothing meanwhile
-		next := StateDone
-		if o.turnID != "" {
-			next = StateRunning
-		}
+		next := o.standing(o.turnID != "", wentWell(o.row))
 		answer := Accepted{AgentID: id, State: next}
 		_, err := o.appendBatch(ledger.Batch{Entries: []ledger.Entry{o.change(next, "asked for")}, Request: key(answer)})
 		o.settled = false
 		return answer, err
 	})
+}
+
+// unblock forgives an agent its failures. One that waits for the answer to a
+// request goes on by that.
+func (o *owner) unblock(key withKey) (Accepted, error) {
+	if o.row.Blocked == "" {
+		return Accepted{}, &Error{Kind: ErrConflict, Code: "permission_pending", Message: "cannot resume an agent that waits for the answer to a permission request"}
+	}
+	next := StateFailed
+	if wentWell(o.row) {
+		next = StateDone
+	}
+	e := ledger.Entry{SandboxID: o.row.SandboxID, Event: ledger.AgentStateChanged,
+		Payload: ledger.AgentStateChangedPayload{From: o.row.State, To: next, Reason: "asked for", Forgiven: true}}
+	answer := Accepted{AgentID: o.id, State: next}
+	_, err := o.appendBatch(ledger.Batch{Entries: []ledger.Entry{e}, Request: key(answer)})
+	return answer, err
 }
 
 // Recover puts an agent on the ladder now, from its first rung, and waits.

@@ -16,7 +16,7 @@ import (
 )
 
 // parents are the states in which an agent may be spawned from.
-var parents = []string{StateProvisioning, StateSpawning, StateRunning, StatePaused, StateDone, StateFailed, StateRecovering}
+var parents = []string{StateProvisioning, StateSpawning, StateRunning, StateBlocked, StatePaused, StateDone, StateFailed, StateRecovering}
 
 // Spawn makes an agent below another one. When it returns, the agent, what it
 // waits for and its first prompt are in the ledger. A spawn that a budget
@@ -50,16 +50,20 @@ func (s *Swarm) Spawn(ctx context.Context, r SpawnRequest) (SpawnAnswer, error) 
 		if err != nil {
 			return SpawnAnswer{}, err
 		}
+		told, err := parseNotify(r.NotifyOn, r.RunID, f.known())
+		if err != nil {
+			return SpawnAnswer{}, err
+		}
 		spawned, denied, err := f.allot(sp, r.Budget, spawnedPayload(sp, rt))
 		if err != nil {
 			return SpawnAnswer{}, err
 		}
-		return s.record(ctx, r, sp, warnings, f, spawned, denied, waits, key)
+		return s.record(ctx, r, sp, warnings, f, spawned, denied, waits, told, key)
 	})
 }
 
 func (s *Swarm) record(ctx context.Context, r SpawnRequest, sp *spec.Spec, warnings []spec.Warning, f *family,
-	spawned ledger.AgentSpawnedPayload, denied *ledger.BudgetDeniedPayload, waits *ledger.WaitOpenedPayload, key withKey) (SpawnAnswer, error) {
+	spawned ledger.AgentSpawnedPayload, denied *ledger.BudgetDeniedPayload, waits *ledger.WaitOpenedPayload, told *ledger.NotifyRegisteredPayload, key withKey) (SpawnAnswer, error) {
 	if denied != nil || waits != nil || f.parent.SandboxID == "" {
 		spawned.State = StateSpawning
 	}
@@ -67,6 +71,9 @@ func (s *Swarm) record(ctx context.Context, r SpawnRequest, sp *spec.Spec, warni
 	entries := []ledger.Entry{{Event: ledger.AgentSpawned, Payload: spawned, Body: map[string]any{"spec": sp}}}
 	if waits != nil {
 		entries = append(entries, ledger.Entry{Event: ledger.WaitOpened, Payload: *waits})
+	}
+	if told != nil {
+		entries = append(entries, ledger.Entry{Event: ledger.NotifyRegistered, Payload: *told})
 	}
 	turn := ""
 	if r.Prompt != "" {
@@ -104,6 +111,14 @@ type family struct {
 	run    ledger.Run
 	parent ledger.Agent
 	agents map[string]ledger.Agent // all of the run
+}
+
+func (f *family) known() map[string]bool {
+	known := make(map[string]bool, len(f.agents))
+	for id := range f.agents {
+		known[id] = true
+	}
+	return known
 }
 
 func (s *Swarm) family(ctx context.Context, runID, parentID string) (*family, error) {
@@ -212,13 +227,9 @@ func (s *Swarm) parseWait(r SpawnRequest, f *family) (*ledger.WaitOpenedPayload,
 		return nil, nil
 	}
 	p, problems := wait.Parse(r.WaitFor, s.Clock.Now())
-	known := make(map[string]bool, len(f.agents))
-	for id := range f.agents {
-		known[id] = true
-	}
 	path := "waitFor"
 	if bytes.HasPrefix(bytes.TrimSpace(r.WaitFor), []byte("{")) {
 		path += ".agents"
 	}
-	return &p, strangers(p.Agents, path, known, r.RunID, problems)
+	return &p, strangers(p.Agents, path, f.known(), r.RunID, problems)
 }

@@ -58,7 +58,7 @@ func TestSpawn(t *testing.T) {
 	if _, err := w.prompt(root, "ask may I?", ""); err != nil {
 		t.Fatal(err)
 	}
-	w.await(root, swarm.StateRunning)
+	w.await(root, swarm.StateBlocked)
 	first, second := w.mustSpawn(root, "run cat note.txt\ncount", ""), w.mustSpawn(root, "say two", "")
 	w.want("the child's own session", w.result(first), "success count: 0")
 	w.want("result", w.result(second), "success two")
@@ -85,7 +85,7 @@ func TestSpawn(t *testing.T) {
 			}
 		}
 	}
-	w.want("the parent's turn", w.await(root, swarm.StateRunning).State, swarm.StateRunning)
+	w.want("the parent's turn", w.await(root, swarm.StateBlocked).State, swarm.StateBlocked)
 	grandchild := w.mustSpawn(first, "run cat note.txt\nsay deep", "")
 	w.want("grandchild", w.result(grandchild), "success deep")
 	w.want("its depth", w.await(grandchild, swarm.StateDone).Depth, 2)
@@ -277,7 +277,7 @@ func TestParentGone(t *testing.T) {
 	w := newWorld(t)
 	root := w.run(tree(2))
 	holder := w.mustSpawn(root, "ask may I?", "")
-	w.await(holder, swarm.StateRunning)
+	w.await(holder, swarm.StateBlocked)
 	parent := w.mustSpawn(root, "", "")
 	w.await(parent, swarm.StateDone)
 	child := w.mustSpawn(parent, "say never", fmt.Sprintf("[%q]", holder))

@@ -7,6 +7,7 @@ const (
 	StateProvisioning = "provisioning"
 	StateSpawning     = "spawning"
 	StateRunning      = "running"
+	StateBlocked      = "blocked"
 	StatePaused       = "paused"
 	StateDone         = "done"
 	StateFailed       = "failed"
@@ -51,6 +52,7 @@ const (
 	ClassTurnIdle           = "turn_idle"
 	ClassDependency         = "dependency_failed"
 	ClassParentLost         = "parent_lost"
+	ClassAdmission          = "admission_timeout"
 )
 
 // Actions a client asks for.
@@ -66,6 +68,7 @@ const (
 	actRollback   = "restore"
 	actExec       = "exec"
 	actAnswer     = "answer"
+	actNotify     = "notify"
 )
 
 // final are the states nothing leads out of.
@@ -73,17 +76,18 @@ var final = []string{StateAborted, StatePurged}
 
 // allowed is the one table of what may be asked of an agent in which state.
 var allowed = map[string][]string{
-	actPrompt:     {StateProvisioning, StateSpawning, StateRunning, StatePaused, StateDone, StateFailed, StateRecovering},
-	actSteer:      {StateRunning},
-	actPause:      {StateRunning, StateDone, StateFailed, StatePaused},
-	actResume:     {StatePaused},
-	actStop:       {StateProvisioning, StateSpawning, StateRunning, StatePaused, StateDone, StateFailed, StateStopped, StateCrashed, StateRecovering, StateLost},
+	actPrompt:     {StateProvisioning, StateSpawning, StateRunning, StateBlocked, StatePaused, StateDone, StateFailed, StateRecovering},
+	actSteer:      {StateRunning, StateBlocked},
+	actPause:      {StateRunning, StateBlocked, StateDone, StateFailed, StatePaused},
+	actResume:     {StatePaused, StateBlocked},
+	actStop:       {StateProvisioning, StateSpawning, StateRunning, StateBlocked, StatePaused, StateDone, StateFailed, StateStopped, StateCrashed, StateRecovering, StateLost},
 	actRevive:     {StateStopped, StateCrashed, StateLost},
-	actRecover:    {StateRunning, StatePaused, StateDone, StateFailed, StateRecovering, StateLost, StateCrashed},
-	actCheckpoint: {StateDone, StateFailed},
-	actRollback:   {StateDone, StateFailed, StateStopped, StateCrashed, StateLost},
-	actExec:       {StateRunning, StateDone, StateFailed},
-	actAnswer:     {StateRunning},
+	actRecover:    {StateRunning, StateBlocked, StatePaused, StateDone, StateFailed, StateRecovering, StateLost, StateCrashed},
+	actCheckpoint: {StateDone, StateFailed, StateBlocked},
+	actRollback:   {StateDone, StateFailed, StateBlocked, StateStopped, StateCrashed, StateLost},
+	actExec:       {StateRunning, StateBlocked, StateDone, StateFailed},
+	actAnswer:     {StateRunning, StateBlocked},
+	actNotify:     {StateProvisioning, StateSpawning, StateRunning, StateBlocked, StatePaused, StateDone, StateFailed, StateStopped, StateCrashed, StateRecovering, StateLost},
 }
 
 func may(action, state string) bool { return slices.Contains(allowed[action], state) }
@@ -92,6 +96,6 @@ func isFinal(state string) bool { return slices.Contains(final, state) }
 
 // States lists every state an agent can be in.
 func States() []string {
-	return []string{StateProvisioning, StateSpawning, StateRunning, StatePaused, StateDone, StateFailed, StateStopped, StateCrashed,
+	return []string{StateProvisioning, StateSpawning, StateRunning, StateBlocked, StatePaused, StateDone, StateFailed, StateStopped, StateCrashed,
 		StateRecovering, StateAborted, StatePurged, StateLost}
 }

@@ -29,7 +29,7 @@ func sourceOf(a *live.Agent, req bridge.PackRequest) checkpoint.Source {
 // drained reports whether a draining agent has nothing left to finish.
 func (o *owner) drained() bool {
 	if o.live == nil {
-		return o.row.State != StateRunning && o.row.State != StateRecovering
+		return o.row.State != StateRunning && o.row.State != StateBlocked && o.row.State != StateRecovering
 	}
 	if o.turnID != "" {
 		return false

@@ -13,6 +13,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	goruntime "runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -65,16 +66,19 @@ type Config struct {
 	Retain           int
 	AllowUnsandboxed bool
 
-	Parallelism    int // climbs at the same time
-	ReconcileEvery time.Duration
-	OrphanGrace    time.Duration
-	Backoff        time.Duration // first pause before an agent is tried again
-	BackoffMax     time.Duration
-	HelloTimeout   time.Duration
-	StartTimeout   time.Duration // of a harness
-	StopGrace      time.Duration
-	TakeTimeout    time.Duration // of one checkpoint
-	Provisioning   time.Duration // of one sandbox with its setup snapshot
+	Parallelism int // climbs at the same time
+	Admitted    int // sandboxes made at the same time; 0: one less than cores
+	// AdmissionTimeout is how long an agent waits for its own to be made.
+	AdmissionTimeout time.Duration
+	ReconcileEvery   time.Duration
+	OrphanGrace      time.Duration
+	Backoff          time.Duration // first pause before an agent is tried again
+	BackoffMax       time.Duration
+	HelloTimeout     time.Duration
+	StartTimeout     time.Duration // of a harness
+	StopGrace        time.Duration
+	TakeTimeout      time.Duration // of one checkpoint
+	Provisioning     time.Duration // of one sandbox with its setup snapshot
 	// TurnIdle is how long a harness may say nothing in a turn; 0: for ever.
 	TurnIdle time.Duration
 }
@@ -106,6 +110,10 @@ func (c Config) withDefaults() Config {
 	if c.Parallelism <= 0 {
 		c.Parallelism = 16
 	}
+	if c.Admitted <= 0 {
+		c.Admitted = max(1, goruntime.NumCPU()-1)
+	}
+	orDuration(&c.AdmissionTimeout, time.Hour)
 	orDuration(&c.ReconcileEvery, 3*time.Minute)
 	orDuration(&c.OrphanGrace, 10*time.Minute)
 	orDuration(&c.Backoff, 2*time.Second)
@@ -135,12 +143,13 @@ func (noSecrets) Add(...string) {}
 // Swarm owns all agents. Its methods are safe for concurrent use.
 type Swarm struct {
 	Config
-	setup    *setup.Builder
-	ladder   *recovery.Ladder
-	runtimes map[string]runtime.Runtime
-	climbs   chan struct{} // one token for each climb in progress
-	climbing atomic.Int64  // owners that climb or wait for a token
-	live     *hub
+	setup     *setup.Builder
+	ladder    *recovery.Ladder
+	runtimes  map[string]runtime.Runtime
+	climbs    chan struct{} // one token for each climb in progress
+	admission *admission
+	climbing  atomic.Int64 // owners that climb or wait for a token
+	live      *hub
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -169,7 +178,8 @@ func New(c Config) *Swarm {
 	s := &Swarm{
 		Config: c, runtimes: map[string]runtime.Runtime{}, owners: map[string]*owner{}, held: map[string]*owner{},
 		climbs: make(chan struct{}, c.Parallelism), reconcile: make(chan struct{}, 1),
-		live: newHub(), ctx: ctx, cancel: cancel,
+		admission: newAdmission(c.Admitted),
+		live:      newHub(), ctx: ctx, cancel: cancel,
 		setup: setup.NewBuilder(c.Ledger, c.Clock, c.Log),
 	}
 	for _, rt := range c.Runtimes {
@@ -222,6 +232,9 @@ func (s *Swarm) Close() {
 // own starts the owner of an agent; s.mu is held.
 func (s *Swarm) own(a ledger.Agent, booting bool) *owner {
 	o := newOwner(s, a, booting)
+	if booting && a.State == StateProvisioning {
+		o.join() // here: in the order they were spawned
+	}
 	s.owners[a.AgentID] = o
 	s.work.Go(o.run)
 	return o

@@ -43,6 +43,14 @@ type faulty struct {
 	silent  atomic.Bool // to everything
 	deaf    atomic.Bool // to Dial alone
 	created atomic.Int32
+	gate    atomic.Pointer[chan struct{}] // Create waits for it to be closed
+}
+
+// shut has Create wait until the returned function is called.
+func (f *faulty) shut() (open func()) {
+	gate := make(chan struct{})
+	f.gate.Store(&gate)
+	return func() { f.gate.Store(nil); close(gate) }
 }
 
 func (f *faulty) err() error {
@@ -79,6 +87,13 @@ func (f *faulty) Dial(ctx context.Context, id string) (io.ReadWriteCloser, error
 
 func (f *faulty) Create(ctx context.Context, req runtime.CreateRequest) (runtime.Info, error) {
 	f.created.Add(1)
+	if gate := f.gate.Load(); gate != nil {
+		select {
+		case <-*gate:
+		case <-ctx.Done():
+			return runtime.Info{}, ctx.Err()
+		}
+	}
 	if err := f.err(); err != nil {
 		return runtime.Info{}, err
 	}
@@ -95,13 +110,19 @@ type world struct {
 	rt     *faulty
 	ledger *ledger.Ledger
 	close  func()
+	admits int // sandboxes made at once; 0: the default
 }
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
+	return newWorldOf(t, 0)
+}
+
+func newWorldOf(t *testing.T, admits int) *world {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	t.Cleanup(cancel)
-	w := &world{t: t, ctx: ctx, dir: t.TempDir(), clock: clocktest.New()}
+	w := &world{t: t, ctx: ctx, dir: t.TempDir(), clock: clocktest.New(), admits: admits}
 	rt, err := local.New(local.Options{Instance: "test", StateDir: w.dir, Binary: os.Args[0]})
 	if err != nil {
 		t.Fatal(err)
@@ -138,6 +159,7 @@ func (w *world) open() {
 	w.ledger = l
 	w.Swarm = swarm.New(swarm.Config{
 		Ledger: l, Runtimes: []runtime.Runtime{w.rt}, Harness: registry.Get, Store: store, Clock: w.clock,
+		Admitted:    w.admits,
 		Choose:      func(context.Context) (runtime.Runtime, error) { return w.rt, nil },
 		OrphanGrace: time.Hour, ReconcileEvery: 24 * time.Hour, Backoff: 10 * time.Millisecond, HelloTimeout: 5 * time.Second,
 	})
@@ -285,6 +307,11 @@ func TestActions(t *testing.T) {
 	}{
 		swarm.StateDone: {[]string{"steer", "resume", "revive"}, func(string) {}},
 		swarm.StateRunning: {[]string{"resume", "revive", "checkpoint"}, func(id string) {
+			if _, err := w.prompt(id, "run while :; do sleep 0.1; done", ""); err != nil {
+				t.Fatal(err)
+			}
+		}},
+		swarm.StateBlocked: {[]string{"revive"}, func(id string) {
 			if _, err := w.prompt(id, "ask may I?", ""); err != nil {
 				t.Fatal(err)
 			}

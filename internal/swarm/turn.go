@@ -107,6 +107,7 @@ type translation struct {
 	exited  bool
 	exit    string
 	done    map[string]bool // turns this batch ends
+	asked   map[string]bool // permission requests without an answer; nil: not read yet
 }
 
 func (t *translation) add(turn, event string, payload, body any) {
@@ -117,7 +118,7 @@ func (t *translation) to(state, reason string) {
 	// Only these follow a turn; an agent that is paused, stopping or on the
 	// ladder goes on from there by its owner's word.
 	switch t.state {
-	case StateProvisioning, StateRunning, StateDone, StateFailed:
+	case StateProvisioning, StateRunning, StateBlocked, StateDone, StateFailed:
 	default:
 		return
 	}
@@ -140,6 +141,9 @@ func (t *translation) record(r *bridge.Record) error {
 		if err := t.event(r, turn, &r.Events[i]); err != nil {
 			return err
 		}
+	}
+	if err := t.taken(r.Taken, r.TurnID); err != nil {
+		return err
 	}
 	if r.Kind == bridge.KindExit {
 		t.exited = true
@@ -198,6 +202,39 @@ func (t *translation) event(r *bridge.Record, turn *ledger.Turn, e *harness.Even
 			id = turn.TurnID
 		}
 		t.add(id, e.Name, raw(e.Data), raw(e.Body))
+		if e.Name == ledger.PermissionRequested || e.Name == ledger.PermissionResolved {
+			return t.request(e)
+		}
+	}
+	return nil
+}
+
+// request has an agent blocked while its turn waits for an answer.
+func (t *translation) request(e *harness.Event) error {
+	var of ledger.PermissionRequestedPayload
+	if err := json.Unmarshal(e.Data, &of); err != nil {
+		return nil // the ledger says what it thinks of it
+	}
+	if t.asked == nil {
+		pending, err := t.o.s.Ledger.Permissions(t.o.s.ctx, t.o.id, "pending", "answered")
+		if err != nil {
+			return err
+		}
+		t.asked = map[string]bool{}
+		for _, p := range pending {
+			t.asked[p.RequestID] = true
+		}
+	}
+	if e.Name == ledger.PermissionRequested {
+		t.asked[of.RequestID] = true
+		if t.state == StateRunning {
+			t.to(StateBlocked, blockedByRequest)
+		}
+		return nil
+	}
+	delete(t.asked, of.RequestID)
+	if len(t.asked) == 0 && t.state == StateBlocked && t.turn != "" {
+		t.to(StateRunning, "answered")
 	}
 	return nil
 }
@@ -265,6 +302,11 @@ func (t *translation) settle(turn *ledger.Turn, p ledger.TurnEndedPayload, body 
 	}
 	t.done[turn.TurnID] = true
 	t.ended = append(t.ended, p.Outcome)
+	again := false
+	if t.state != "" { // else it is over for another reason than the turn's
+		again, p.Blocked = t.o.policy(turn, p)
+		p.Retried = again
+	}
 	t.add(turn.TurnID, ledger.TurnEnded, p, body)
 	t.add(turn.TurnID, ledger.HandleSettled, ledger.HandleSettledPayload{Outcome: p.Outcome, ResultRef: "turn:" + turn.TurnID}, nil)
 	switch p.Outcome {
@@ -279,6 +321,14 @@ func (t *translation) settle(turn *ledger.Turn, p ledger.TurnEndedPayload, body 
 		t.add(turn.TurnID, ledger.AgentTurnFailed, map[string]any{"turn": turn.Number, "class": p.Class, "error": p.Error}, nil)
 		if p.Class != "" {
 			t.add(turn.TurnID, ledger.AgentDiagnosed, ledger.AgentDiagnosedPayload{Class: p.Class, Error: p.Error}, nil)
+		}
+		if again {
+			t.again(turn)
+		}
+		if p.Blocked != "" {
+			t.to(StateBlocked, p.Blocked)
+			t.tellParent(turn, p)
+			return
 		}
 	}
 	t.to(StateFailed, strings.TrimSpace("turn "+p.Outcome+" "+p.Class))
@@ -298,9 +348,15 @@ func (t *translation) retry(turn *ledger.Turn, inFlight []ledger.ToolCall) {
 	if how == spec.InterruptRetry && len(inFlight) > 0 {
 		return // the call may have done its work already
 	}
+	t.again(turn)
+}
+
+// again asks for a turn's prompt once more.
+func (t *translation) again(turn *ledger.Turn) {
+	o := t.o
 	body, err := o.s.Ledger.Body(o.s.ctx, turn.RequestedSeq)
 	if err != nil {
-		o.log.Warn("reading an interrupted prompt", zap.Error(err))
+		o.log.Warn("reading the prompt of a turn", zap.Error(err))
 		return
 	}
 	of := turn.RetryOf
@@ -354,6 +410,11 @@ func (o *owner) deliverNext() {
 		return
 	}
 	if len(next) == 0 {
+		if woken, err := o.wakeTurn(false, nil); err != nil {
+			o.fail("waking for the inbox", err)
+		} else if woken {
+			o.deliverNext()
+		}
 		return
 	}
 	turn := next[0]

@@ -40,6 +40,15 @@ type Idempotency struct {
 	BodyHash string
 }
 
+// order names the order that carries the request to a harness; empty without
+// a key.
+func (i Idempotency) order() string {
+	if i.Key == "" {
+		return ""
+	}
+	return i.Scope + " " + i.Key
+}
+
 // Budget bounds what an agent may spawn.
 type Budget struct {
 	SpawnDepth     *int `json:"spawnDepth,omitempty"`
@@ -85,6 +94,7 @@ type SpawnRequest struct {
 	Spec          json.RawMessage
 	Prompt        string          // empty: the agent waits for one
 	WaitFor       json.RawMessage // a list of agents, or an object; see internal/wait
+	NotifyOn      json.RawMessage // a list of agents, or {agents, wake}; see NotifyOn
 	Budget        *Budget
 	Idempotency
 }
@@ -145,6 +155,8 @@ type AgentView struct {
 	Reason        string          `json:"reason,omitempty"`     // of its last change of state
 	Recovering    string          `json:"recovering,omitempty"` // why it is held in recovering
 	Error         string          `json:"error,omitempty"`
+	QueuedAt      int64           `json:"queuedAt,omitempty"` // since when it waits for its sandbox to be made
+	Inbox         int             `json:"inbox,omitempty"`    // what it has still to be told
 	Checkpoint    *CheckpointView `json:"checkpoint,omitempty"` // the newest kept
 	Transport     string          `json:"transport,omitempty"`
 	SessionStats  *SessionStats   `json:"sessionStats,omitempty"`

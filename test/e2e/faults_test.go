@@ -460,7 +460,7 @@ func TestRetryWithoutToolCall(t *testing.T) {
 	a := d.run(`{"harness": "scripted", "onInterrupt": "retry"}`, "")
 	turn := d.prompt(a, "ask may I?\nsay done")
 	d.inTurn(a, turn)
-	v := d.await(a, swarm.StateRunning)
+	v := d.await(a, swarm.StateBlocked)
 	killAll(t, []int{v.SessionStats.PID})
 	want(t, "rung", d.awaitRung(a, 1), "resumed")
 	// It asks again, in its second turn, and is answered.
