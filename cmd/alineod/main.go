@@ -67,7 +67,7 @@ Exit codes:
 	for _, add := range []func(*app) *cobra.Command{
 		runCommand, psCommand, inspectCommand, promptCommand, steerCommand, logsCommand, resultCommand,
 		transcriptCommand, stopCommand, pauseCommand, unpauseCommand, permissionsCommand, answerCommand, execCommand,
-		spawnCommand, awaitCommand, memoryCommand,
+		spawnCommand, awaitCommand, notifyCommand, inboxCommand, memoryCommand,
 	} {
 		addTo(root, groupAgents, add(a))
 	}

@@ -74,6 +74,9 @@ type Swarm interface {
 	Memory(ctx context.Context, id, key string) (swarm.MemoryView, error)
 	Remember(ctx context.Context, id, key string, value json.RawMessage, idem swarm.Idempotency) (swarm.MemoryView, error)
 	Forget(ctx context.Context, id, key string, idem swarm.Idempotency) error
+	NotifyOn(ctx context.Context, id string, agents []string, wake bool, idem swarm.Idempotency) (swarm.Subscription, error)
+	Inbox(ctx context.Context, id string) (swarm.InboxView, error)
+	DeliverInbox(ctx context.Context, id string, idem swarm.Idempotency) (swarm.InboxDelivery, error)
 
 	Permissions(ctx context.Context, id string) ([]swarm.PermissionView, error)
 	AnswerPermission(ctx context.Context, id, requestID, decision, feedback string, idem swarm.Idempotency) (swarm.PermissionView, error)
@@ -198,6 +201,7 @@ func New(o Options) (http.Handler, error) {
 	s.agentRoutes()
 	s.checkpointRoutes()
 	s.memoryRoutes()
+	s.inboxRoutes()
 	s.sandboxRoutes()
 	s.daemonRoutes()
 	if s.openapi, err = s.routes.document(o); err != nil {

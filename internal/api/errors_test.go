@@ -62,8 +62,6 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// TestErrorsOfEveryRoute: no route forgets to map an error, and none answers
-// with anything of a good answer beside it.
 // TestErrorsKeepSecrets: what an engine or a harness said may hold one.
 func TestErrorsKeepSecrets(t *testing.T) {
 	t.Parallel()
@@ -75,6 +73,8 @@ func TestErrorsKeepSecrets(t *testing.T) {
 	}
 }
 
+// TestErrorsOfEveryRoute: no route forgets to map an error, and none answers
+// with anything of a good answer beside it.
 func TestErrorsOfEveryRoute(t *testing.T) {
 	t.Parallel()
 	gone := &swarm.Error{Kind: swarm.ErrNotFound, Code: "gone", Message: "no such thing"}
@@ -102,6 +102,9 @@ func TestErrorsOfEveryRoute(t *testing.T) {
 		restoreCheckpoint: func(string, int, idem) (a swarm.WayBack, _ error) { return a, gone },
 		archive:           func(string, int) (a io.ReadCloser, _ error) { return a, gone },
 		importCheckpoint:  func(string, io.Reader, idem) (a swarm.CheckpointView, _ error) { return a, gone },
+		notifyOn:          func(string, []string, bool) (a swarm.Subscription, _ error) { return a, gone },
+		inbox:             func(string) (a swarm.InboxView, _ error) { return a, gone },
+		deliver:           func(string) (a swarm.InboxDelivery, _ error) { return a, gone },
 		permissions:       func(string) (a []swarm.PermissionView, _ error) { return a, gone },
 		answerPermission:  func(_, _, _, _ string, _ idem) (a swarm.PermissionView, _ error) { return a, gone },
 		exec:              func(ctx, string, swarm.ExecRequest) (a swarm.ExecAnswer, _ error) { return a, gone },

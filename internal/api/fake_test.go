@@ -50,6 +50,9 @@ type fake struct {
 	importCheckpoint  func(id string, r io.Reader, i idem) (swarm.CheckpointView, error)
 	memories          func(id, after string, limit int) (swarm.MemoriesView, error)
 	memory            func(what, id, key string) (swarm.MemoryView, error)
+	notifyOn          func(id string, agents []string, wake bool) (swarm.Subscription, error)
+	inbox             func(id string) (swarm.InboxView, error)
+	deliver           func(id string) (swarm.InboxDelivery, error)
 	permissions       func(id string) ([]swarm.PermissionView, error)
 	answerPermission  func(id, requestID, decision, feedback string, i idem) (swarm.PermissionView, error)
 	exec              func(c ctx, id string, req swarm.ExecRequest) (swarm.ExecAnswer, error)
@@ -137,6 +140,13 @@ func (f *fake) Remember(_ ctx, id, key string, value json.RawMessage, _ idem) (s
 func (f *fake) Forget(_ ctx, id, key string, _ idem) error {
 	_, err := f.memory("delete", id, key)
 	return err
+}
+func (f *fake) NotifyOn(_ ctx, id string, agents []string, wake bool, _ idem) (swarm.Subscription, error) {
+	return f.notifyOn(id, agents, wake)
+}
+func (f *fake) Inbox(_ ctx, id string) (swarm.InboxView, error) { return f.inbox(id) }
+func (f *fake) DeliverInbox(_ ctx, id string, _ idem) (swarm.InboxDelivery, error) {
+	return f.deliver(id)
 }
 func (f *fake) Permissions(_ ctx, id string) ([]swarm.PermissionView, error) {
 	return f.permissions(id)

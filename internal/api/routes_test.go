@@ -52,6 +52,19 @@ func working(calls *[]any) *fake {
 			note("memory", what, id, key)
 			return swarm.MemoryView{Key: key, Value: json.RawMessage(`[1]`)}, nil
 		},
+		notifyOn: func(id string, agents []string, wake bool) (swarm.Subscription, error) {
+			note("notifyOn", id, len(agents), wake)
+			return swarm.Subscription{Subscribed: agents, Wake: wake}, nil
+		},
+		inbox: func(id string) (swarm.InboxView, error) {
+			note("inbox", id)
+			return swarm.InboxView{AgentID: id, Pending: []swarm.InboxItem{{Item: 9, Kind: "settled", From: "a2", Text: "t"}},
+				Delivered: []swarm.InboxItem{}, Watching: []string{}}, nil
+		},
+		deliver: func(id string) (swarm.InboxDelivery, error) {
+			note("deliver", id)
+			return swarm.InboxDelivery{Delivery: "held"}, nil
+		},
 		await: func(r swarm.AwaitRequest) (swarm.AwaitAnswer, error) {
 			note("await", r.RunID, len(r.Agents), r.Mode, r.Subtree, r.Wait)
 			return swarm.AwaitAnswer{Outcome: "pending", Selected: []string{}, Settled: []ledger.WaitMember{}, Pending: []string{"a2"}}, nil
@@ -187,6 +200,9 @@ var happy = []struct {
 	{"GET", "/agents/a1/memory?limit=2&after=k", "/agents/{id}/memory", "", 200, `"entries":[],"next":"n"`, []any{"memories", "a1", "k", 2}},
 	{"GET", "/agents/a1/memory/a%2Fb", "/agents/{id}/memory/{key}", "", 200, `"value":[1]`, []any{"memory", "get", "a1", "a/b"}},
 	{"PUT", "/agents/a1/memory/k", "/agents/{id}/memory/{key}", `{"value":{"a":1}}`, 200, `"key":"k"`, []any{"memory", `put {"a":1}`, "a1", "k"}},
+	{"POST", "/agents/a1/notify-on", "/agents/{id}/notify-on", `{"agents":["a2","a3"],"wake":true}`, 200, `"subscribed":["a2","a3"],"wake":true`, []any{"notifyOn", "a1", 2, true}},
+	{"GET", "/agents/a1/inbox", "/agents/{id}/inbox", "", 200, `"item":9`, []any{"inbox", "a1"}},
+	{"POST", "/agents/a1/inbox/deliver", "/agents/{id}/inbox/deliver", "", 200, `"delivery":"held"`, []any{"deliver", "a1"}},
 	{"DELETE", "/agents/a1/memory/k", "/agents/{id}/memory/{key}", "", 204, "", []any{"memory", "delete", "a1", "k"}},
 	{"GET", "/runs?state=open&limit=7&after=c", "/runs", "", 200, `"next":"n"`, []any{"runs", "open", 7, "c"}},
 	{"GET", "/runs", "/runs", "", 200, `"closedAt":null`, []any{"runs", "", 100, ""}},

@@ -29,6 +29,7 @@ type spawnBody struct {
 	Spec          json.RawMessage `json:"spec" doc:"An agent spec, as /schemas/spec.json"`
 	Prompt        string          `json:"prompt,omitempty" doc:"The first turn; without one the agent waits"`
 	WaitFor       json.RawMessage `json:"waitFor,omitempty" doc:"Agents of the run that must settle first: a list, or {agents, mode, k, onDepFailure, deadlineSec, onDeadline}"`
+	NotifyOn      json.RawMessage `json:"notifyOn,omitempty" doc:"Agents of the run that the new one wants to be told of when they settle: a list, or {agents, wake}"`
 	Budget        *swarm.Budget   `json:"budget,omitempty"`
 	Keyed
 }
@@ -88,7 +89,7 @@ func (s *server) runRoutes() {
 	}, func(ctx context.Context, req *in[spawnBody]) (swarm.SpawnAnswer, error) {
 		return s.Swarm.Spawn(ctx, swarm.SpawnRequest{
 			RunID: req.id(), ParentAgentID: req.body.ParentAgentID, Spec: req.body.Spec, Prompt: req.body.Prompt,
-			WaitFor: req.body.WaitFor, Budget: req.body.Budget, Idempotency: req.idem,
+			WaitFor: req.body.WaitFor, NotifyOn: req.body.NotifyOn, Budget: req.body.Budget, Idempotency: req.idem,
 		})
 	})
 	handle(rs, route{

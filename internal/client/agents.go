@@ -202,3 +202,26 @@ func (c *Client) Forget(ctx context.Context, id, key string) error {
 	_, err := c.do(ctx, request{method: http.MethodDelete, path: path("agents", id, "memory", key)}, nil)
 	return err
 }
+
+// NotifyRequest asks for an agent to be told when others settle.
+type NotifyRequest struct {
+	Agents         []string `json:"agents"`
+	Wake           bool     `json:"wake,omitempty"` // in a turn of its own where it is idle
+	IdempotencyKey string   `json:"idempotencyKey,omitempty"`
+}
+
+// NotifyOn has an agent told when others settle: POST /agents/{id}/notify-on.
+func (c *Client) NotifyOn(ctx context.Context, id string, r NotifyRequest) (swarm.Subscription, error) {
+	return agentPost[swarm.Subscription](ctx, c, id, "notify-on", r)
+}
+
+// Inbox reads what an agent is to be told: GET /agents/{id}/inbox.
+func (c *Client) Inbox(ctx context.Context, id string) (swarm.InboxView, error) {
+	return call[swarm.InboxView](ctx, c, request{method: http.MethodGet, path: path("agents", id, "inbox")})
+}
+
+// DeliverInbox tells an agent what is in its inbox now: POST
+// /agents/{id}/inbox/deliver.
+func (c *Client) DeliverInbox(ctx context.Context, id string) (swarm.InboxDelivery, error) {
+	return call[swarm.InboxDelivery](ctx, c, request{method: http.MethodPost, path: path("agents", id, "inbox", "deliver")})
+}

@@ -61,8 +61,9 @@ func (c *Client) CloseRun(ctx context.Context, id string) error {
 type SpawnRequest struct {
 	ParentAgentID  string          `json:"parentAgentId"`
 	Spec           json.RawMessage `json:"spec"`
-	Prompt         string          `json:"prompt,omitempty"`  // empty: the agent waits for one
-	WaitFor        json.RawMessage `json:"waitFor,omitempty"` // a list of agents, or {agents, mode, k, onDepFailure, deadlineSec, onDeadline}
+	Prompt         string          `json:"prompt,omitempty"`   // empty: the agent waits for one
+	WaitFor        json.RawMessage `json:"waitFor,omitempty"`  // a list of agents, or {agents, mode, k, onDepFailure, deadlineSec, onDeadline}
+	NotifyOn       json.RawMessage `json:"notifyOn,omitempty"` // a list of agents, or {agents, wake}
 	Budget         *swarm.Budget   `json:"budget,omitempty"`
 	IdempotencyKey string          `json:"idempotencyKey,omitempty"`
 }

@@ -48,6 +48,7 @@ type Config struct {
 	Local       Local
 	Log         Log
 	Checkpoints Checkpoints
+	Admission   Admission
 	Recovery    Recovery
 	Timeouts    Timeouts
 	Auth        Auth
@@ -95,6 +96,15 @@ type Recovery struct {
 	OrphanGrace time.Duration
 }
 
+// Admission is how sandboxes of new agents are made.
+type Admission struct {
+	// Parallelism is how many are made at once; 0: one less than there are
+	// cores, at least one.
+	Parallelism int
+	// Timeout is how long an agent waits for its turn.
+	Timeout time.Duration
+}
+
 // Timeouts bound what the daemon waits for.
 type Timeouts struct {
 	// BridgeHello is how long a bridge may take to answer.
@@ -139,6 +149,7 @@ func Default(uid int, lookup func(string) string) *Config {
 		Docker:       Docker{Network: "bridge", Transport: Auto},
 		Log:          Log{Level: "info", Format: Auto},
 		Checkpoints:  Checkpoints{Retain: 3},
+		Admission:    Admission{Timeout: time.Hour},
 		Recovery: Recovery{
 			// A restore is mostly waiting for the engine and the disk.
 			Parallelism:    8,

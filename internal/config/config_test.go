@@ -266,6 +266,8 @@ func TestValues(t *testing.T) {
 		{"--default-image=a b", "defaultImage"},
 		{"--checkpoints-retain=0", "checkpoints.retain"},
 		{"--recovery-parallelism=257", "recovery.parallelism"},
+		{"--admission-parallelism=-1", "admission.parallelism"},
+		{"--admission-timeout=0s", "admission.timeout"},
 		{"--recovery-orphan-grace=0s", ""},
 		{"--recovery-reconcile-every=0s", "recovery.reconcileEvery"},
 		{"--timeouts-turn-idle=0", ""},

@@ -38,6 +38,9 @@ var settings = []setting{
 
 	{key: "checkpoints.retain", field: func(c *Config) any { return &c.Checkpoints.Retain }, help: "checkpoints kept per sandbox"},
 
+	{key: "admission.parallelism", field: func(c *Config) any { return &c.Admission.Parallelism }, help: "sandboxes of new agents made at once (0: cores - 1)"},
+	{key: "admission.timeout", field: func(c *Config) any { return &c.Admission.Timeout }, help: "how long a new agent waits for its sandbox to be made"},
+
 	{key: "recovery.parallelism", field: func(c *Config) any { return &c.Recovery.Parallelism }, help: "agents recovered at once"},
 	{key: "recovery.reconcileEvery", field: func(c *Config) any { return &c.Recovery.ReconcileEvery }, help: "time between two reconciliations"},
 	{key: "recovery.orphanGrace", field: func(c *Config) any { return &c.Recovery.OrphanGrace }, help: "how long an unclaimed sandbox is kept"},

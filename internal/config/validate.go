@@ -53,6 +53,8 @@ func (c *Config) problems() []Problem {
 	k.oneOf("log.level", c.Log.Level, "debug", "info", "warn", "error")
 	k.oneOf("log.format", c.Log.Format, Auto, LogJSON, LogConsole)
 	k.between("checkpoints.retain", c.Checkpoints.Retain, 1, maxRetain)
+	k.between("admission.parallelism", c.Admission.Parallelism, 0, maxParallelism)
+	k.positive("admission.timeout", c.Admission.Timeout)
 	k.between("recovery.parallelism", c.Recovery.Parallelism, 1, maxParallelism)
 	k.positive("recovery.reconcileEvery", c.Recovery.ReconcileEvery)
 	k.orZero("recovery.orphanGrace", c.Recovery.OrphanGrace)

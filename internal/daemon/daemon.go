@@ -117,6 +117,7 @@ func New(ctx context.Context, cfg *config.Config, o Options) (_ *Daemon, err err
 		Ledger: d.ledger, Runtimes: d.runtimes, Choose: d.choose, Harness: registry.Get, Store: store,
 		Clock: o.Clock, Log: o.Log, Metrics: swarmMetrics{d.metrics}, Lookup: o.Lookup, Secrets: o.Redactor,
 		DefaultImage: cfg.DefaultImage, Retain: cfg.Checkpoints.Retain, AllowUnsandboxed: cfg.Local.AllowUnsandboxed,
+		Admitted: cfg.Admission.Parallelism, AdmissionTimeout: cfg.Admission.Timeout,
 		Parallelism: cfg.Recovery.Parallelism, ReconcileEvery: cfg.Recovery.ReconcileEvery, OrphanGrace: cfg.Recovery.OrphanGrace,
 		HelloTimeout: cfg.Timeouts.BridgeHello, StopGrace: cfg.Timeouts.Stop, TakeTimeout: cfg.Timeouts.Checkpoint,
 		Provisioning: cfg.Timeouts.Provision, TurnIdle: cfg.Timeouts.TurnIdle,

@@ -155,8 +155,8 @@ type AgentView struct {
 	Reason        string          `json:"reason,omitempty"`     // of its last change of state
 	Recovering    string          `json:"recovering,omitempty"` // why it is held in recovering
 	Error         string          `json:"error,omitempty"`
-	QueuedAt      int64           `json:"queuedAt,omitempty"` // since when it waits for its sandbox to be made
-	Inbox         int             `json:"inbox,omitempty"`    // what it has still to be told
+	QueuedAt      int64           `json:"queuedAt,omitempty"`   // since when it waits for its sandbox to be made
+	Inbox         int             `json:"inbox,omitempty"`      // what it has still to be told
 	Checkpoint    *CheckpointView `json:"checkpoint,omitempty"` // the newest kept
 	Transport     string          `json:"transport,omitempty"`
 	SessionStats  *SessionStats   `json:"sessionStats,omitempty"`
