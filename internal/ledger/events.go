@@ -305,6 +305,9 @@ type TurnEndedPayload struct {
 	Retried bool `json:"retried,omitempty"`
 	// Blocked is why the agent takes no prompt until a person lets it go on.
 	Blocked string `json:"blocked,omitempty"`
+	// Parks: what it asked and nobody settled may be asked again, and answered
+	// meanwhile.
+	Parks bool `json:"parks,omitempty"`
 }
 
 // ToolCall names one call of a tool.
@@ -390,6 +393,8 @@ type PermissionRequestedPayload struct {
 type PermissionResolvedPayload struct {
 	RequestID string `json:"requestId"`
 	Decision  string `json:"decision"` // once, always, reject, cancelled
+	// Of is the parked request whose answer is given again.
+	Of string `json:"of,omitempty"`
 	Feedback  string `json:"feedback,omitempty"`
 }
 

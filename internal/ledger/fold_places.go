@@ -143,10 +143,13 @@ func foldPermissionAnswered(f *folder, e *Event) error {
 	if err != nil {
 		return err
 	}
-	n, err := f.t.exec(`UPDATE permissions SET state = 'answered', decision = ?, feedback = ?
-		WHERE agent_id = ? AND request_id = ? AND state = 'pending'`, p.Decision, p.Feedback, e.AgentID, p.RequestID)
+	n, err := f.t.exec(`UPDATE permissions SET state = CASE state WHEN 'pending' THEN 'answered' ELSE state END, decision = ?, feedback = ?
+		WHERE agent_id = ? AND request_id = ? AND (state = 'pending' OR state = 'parked' AND decision = '')`, p.Decision, p.Feedback, e.AgentID, p.RequestID)
 	if err == nil && n == 0 {
 		return conflict(e, "permission request %q is not pending", p.RequestID)
+	}
+	if err == nil && p.Of != "" {
+		_, err = f.t.exec("UPDATE permissions SET state = 'resolved' WHERE agent_id = ? AND request_id = ? AND state = 'parked'", e.AgentID, p.Of)
 	}
 	return err
 }

@@ -90,10 +90,15 @@ func foldTurnEnded(f *folder, e *Event) error {
 		e.Seq, e.TS, p.Outcome, p.Class, p.Error, p.OwesCheckpoint, e.TurnID); err != nil {
 		return err
 	}
-	// What the turn asked and nobody settled is asked no more.
-	if _, err := f.t.exec(`UPDATE permissions INDEXED BY permissions_by_state
-		SET state = 'resolved', decision = coalesce(nullif(decision, ''), 'cancelled')
-		WHERE agent_id = ? AND state IN ('pending', 'answered') AND turn_id = ?`, e.AgentID, e.TurnID); err != nil {
+	// What the turn asked and nobody settled is asked no more, or parked until
+	// the next turn that comes to its own end.
+	open := "state IN ('pending', 'answered', 'parked') AND (state = 'parked' OR turn_id = ?)"
+	settle := "state = 'resolved', decision = coalesce(nullif(decision, ''), 'cancelled')"
+	if p.Parks {
+		open, settle = "state IN ('pending', 'answered') AND turn_id = ?", "state = 'parked'"
+	}
+	if _, err := f.t.exec("UPDATE permissions INDEXED BY permissions_by_state SET "+settle+" WHERE agent_id = ? AND "+open,
+		e.AgentID, e.TurnID); err != nil {
 		return err
 	}
 	// A turn that was aborted or interrupted without a word of why says

@@ -237,7 +237,7 @@ type Permission struct {
 	SandboxID   string
 	TurnID      string
 	Title       string
-	State       string // pending, answered, resolved
+	State       string // pending, answered, resolved, parked
 	Decision    string
 	Feedback    string
 	RequestSeq  int64 // its Body holds what is asked

@@ -68,13 +68,14 @@ type owner struct {
 	alarm    <-chan time.Time
 	wake     clockwork.Timer // when a held agent looks again; nil: it need not
 	waiters  []chan<- wayBack
-	ticket   *ticket        // in the queue for having a sandbox made
-	news     atomic.Bool    // others have changed the row
-	heard    time.Time      // when the harness last said something
-	silenced string         // the turn that was ended for its silence
-	said     map[int64]bool // what of the inbox was said by way of this connection
-	booting  bool           // not yet through the boot pass
-	held     bool           // the runtime's list is not in yet
+	ticket   *ticket         // in the queue for having a sandbox made
+	news     atomic.Bool     // others have changed the row
+	heard    time.Time       // when the harness last said something
+	silenced string          // the turn that was ended for its silence
+	answered map[string]bool // requests whose answer was handed over by way of it
+	said     map[int64]bool  // what of the inbox was said by way of this connection
+	booting  bool            // not yet through the boot pass
+	held     bool            // the runtime's list is not in yet
 }
 
 // taskCheckpoint names the task that the ladder waits for.
@@ -325,6 +326,9 @@ func (o *owner) step() {
 		o.beginClimb()
 	case state == StateBlocked:
 		o.passed() // until a person lets it go on, or answers
+		if err := o.handAnswers(); err != nil {
+			o.log.Warn("handing over an answer", zap.Error(err))
+		}
 	default:
 		o.passed()
 		o.work()
@@ -434,7 +438,7 @@ func (o *owner) calm() {
 func (o *owner) disconnect() {
 	if o.live != nil {
 		o.live.Close()
-		o.live, o.records, o.said = nil, nil, nil
+		o.live, o.records, o.said, o.answered = nil, nil, nil, nil
 	}
 }
 

@@ -57,7 +57,7 @@ func (o *owner) standing(inTurn, wentWell bool) string {
 	case o.row.Blocked != "":
 		return StateBlocked
 	case inTurn:
-		pending, err := o.s.Ledger.Permissions(o.s.ctx, o.id, "pending", "answered")
+		pending, err := o.s.Ledger.Permissions(o.s.ctx, o.id, requestPending, requestAnswered)
 		if err != nil {
 			o.log.Warn("reading the permission requests", zap.Error(err))
 		}

@@ -41,7 +41,7 @@ func (o *owner) listen() {
 	if o.s.Clock.Since(o.heard) < limit {
 		return
 	}
-	pending, err := o.s.Ledger.Permissions(o.s.ctx, o.id, "pending")
+	pending, err := o.s.Ledger.Permissions(o.s.ctx, o.id, requestPending)
 	if err != nil || len(pending) > 0 {
 		return
 	}

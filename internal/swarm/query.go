@@ -264,7 +264,7 @@ func (s *Swarm) Permissions(ctx context.Context, id string) ([]PermissionView, e
 	if _, err := s.agentRow(ctx, id); err != nil {
 		return nil, err
 	}
-	rows, err := s.Ledger.Permissions(ctx, id, "pending", "answered")
+	rows, err := s.Ledger.Permissions(ctx, id, requestPending, requestAnswered, requestParked)
 	if err != nil {
 		return nil, err
 	}

@@ -86,7 +86,7 @@ var allowed = map[string][]string{
 	actCheckpoint: {StateDone, StateFailed, StateBlocked},
 	actRollback:   {StateDone, StateFailed, StateBlocked, StateStopped, StateCrashed, StateLost},
 	actExec:       {StateRunning, StateBlocked, StateDone, StateFailed},
-	actAnswer:     {StateRunning, StateBlocked},
+	actAnswer:     {StateRunning, StateBlocked, StatePaused, StateRecovering, StateDone, StateFailed},
 	actNotify:     {StateProvisioning, StateSpawning, StateRunning, StateBlocked, StatePaused, StateDone, StateFailed, StateStopped, StateCrashed, StateRecovering, StateLost},
 }
 

@@ -107,6 +107,7 @@ type translation struct {
 	exited  bool
 	exit    string
 	done    map[string]bool // turns this batch ends
+	given   map[string]bool // parked requests whose answer was given again
 	asked   map[string]bool // permission requests without an answer; nil: not read yet
 }
 
@@ -203,20 +204,20 @@ func (t *translation) event(r *bridge.Record, turn *ledger.Turn, e *harness.Even
 		}
 		t.add(id, e.Name, raw(e.Data), raw(e.Body))
 		if e.Name == ledger.PermissionRequested || e.Name == ledger.PermissionResolved {
-			return t.request(e)
+			return t.request(id, e)
 		}
 	}
 	return nil
 }
 
 // request has an agent blocked while its turn waits for an answer.
-func (t *translation) request(e *harness.Event) error {
+func (t *translation) request(turnID string, e *harness.Event) error {
 	var of ledger.PermissionRequestedPayload
 	if err := json.Unmarshal(e.Data, &of); err != nil {
 		return nil // the ledger says what it thinks of it
 	}
 	if t.asked == nil {
-		pending, err := t.o.s.Ledger.Permissions(t.o.s.ctx, t.o.id, "pending", "answered")
+		pending, err := t.o.s.Ledger.Permissions(t.o.s.ctx, t.o.id, requestPending, requestAnswered)
 		if err != nil {
 			return err
 		}
@@ -230,7 +231,7 @@ func (t *translation) request(e *harness.Event) error {
 		if t.state == StateRunning {
 			t.to(StateBlocked, blockedByRequest)
 		}
-		return nil
+		return t.answerParked(turnID, e, of)
 	}
 	delete(t.asked, of.RequestID)
 	if len(t.asked) == 0 && t.state == StateBlocked && t.turn != "" {
@@ -307,6 +308,7 @@ func (t *translation) settle(turn *ledger.Turn, p ledger.TurnEndedPayload, body 
 		again, p.Blocked = t.o.policy(turn, p)
 		p.Retried = again
 	}
+	p.Parks = p.Outcome == OutcomeInterrupted
 	t.add(turn.TurnID, ledger.TurnEnded, p, body)
 	t.add(turn.TurnID, ledger.HandleSettled, ledger.HandleSettledPayload{Outcome: p.Outcome, ResultRef: "turn:" + turn.TurnID}, nil)
 	switch p.Outcome {
