@@ -6,6 +6,7 @@ import (
 	"os/signal"
 	"syscall"
 
+	"github.com/alineod/alineod/internal/bridge"
 	"github.com/alineod/alineod/internal/client"
 	"github.com/spf13/cobra"
 )
@@ -14,11 +15,17 @@ const (
 	envHost     = "ALINEOD_HOST"
 	envToken    = "ALINEOD_TOKEN"
 	defaultHost = client.DefaultHost
+	// self is, inside a sandbox, its own agent.
+	self = "self"
 )
 
 // connect makes the client that the flags and the environment describe.
 func (a *app) connect() *client.Client {
-	c := client.New(cmp.Or(a.host, a.getenv(envHost), defaultHost), cmp.Or(a.token, a.getenv(envToken)))
+	host, token := cmp.Or(a.host, a.getenv(envHost)), cmp.Or(a.token, a.getenv(envToken))
+	if socket := a.getenv(bridge.EnvSocket); host == "" && socket != "" { // inside a sandbox
+		host, token = "unix://"+socket, cmp.Or(token, a.getenv(bridge.EnvToken))
+	}
+	c := client.New(cmp.Or(host, defaultHost), token)
 	c.Clock = a.clock
 	return c
 }
@@ -32,6 +39,11 @@ func (a *app) with(do func(ctx context.Context, c *client.Client, args []string)
 		defer stop()
 		c := a.connect()
 		defer c.Close()
+		for i, arg := range args {
+			if me := a.getenv(bridge.EnvAgent); arg == self && me != "" {
+				args[i] = me
+			}
+		}
 		return do(ctx, c, args)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/alineod/alineod/internal/bridge"
 	"github.com/alineod/alineod/internal/client"
 	"github.com/alineod/alineod/internal/swarm"
 	"github.com/spf13/cobra"
@@ -17,15 +18,16 @@ func spawnCommand(a *app) *cobra.Command {
 	var prompt, name, key string
 	var waitFor []string
 	cmd := &cobra.Command{
-		Use:   "spawn PARENT SPEC",
+		Use:   "spawn [PARENT] SPEC",
 		Short: "Start an agent below another one",
 		Long: `Start an agent in a fork of another one's sandbox, and print its id. PARENT's spec
 must allow it (spawnDepth). With --wait-for it is held until those have settled,
-and finds their results where ALINEO_INPUTS says.` + exits("  0    accepted; an agent that a budget refuses ends with the outcome budget-exceeded\n  4    no such agent\n  5    PARENT is not live"),
+and finds their results where ALINEO_INPUTS says. Inside a sandbox PARENT is its own
+agent where none is given.` + exits("  0    accepted; an agent that a budget refuses ends with the outcome budget-exceeded\n  4    no such agent\n  5    PARENT is not live"),
 		Example: `  alineod spawn a_12ab worker.json -p "test the parser"
   alineod spawn a_12ab gather.json -p "sum up" --wait-for a_34cd --wait-for a_56ef
   alineod spawn a_12ab gather.json -p "sum up" --wait-for '{"agents": ["a_34cd…"], "mode": "any"}'`,
-		Args:              cobra.ExactArgs(2),
+		Args:              cobra.RangeArgs(1, 2),
 		ValidArgsFunction: a.completeAgent(),
 	}
 	flags := cmd.Flags()
@@ -34,6 +36,13 @@ and finds their results where ALINEO_INPUTS says.` + exits("  0    accepted; an 
 	flags.StringArrayVar(&waitFor, "wait-for", nil, "an agent that must settle first, again for more; or a JSON object")
 	flags.StringVar(&key, "idempotency-key", "", idempotencyHelp)
 	cmd.RunE = a.with(func(ctx context.Context, c *client.Client, args []string) error {
+		if len(args) == 1 {
+			me := a.getenv(bridge.EnvAgent)
+			if me == "" {
+				return usage("name the agent to spawn from")
+			}
+			args = []string{me, args[0]}
+		}
 		if args[1] == "-" && prompt == "-" {
 			return usage("the spec and the prompt cannot both come from stdin")
 		}

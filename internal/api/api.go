@@ -170,6 +170,14 @@ type server struct {
 // New returns the handler of the whole API. It fails on options that would
 // leave the daemon open to others.
 func New(o Options) (http.Handler, error) {
+	s, err := newServer(o)
+	if err != nil {
+		return nil, err
+	}
+	return s.observed(http.HandlerFunc(s.dispatch)), nil
+}
+
+func newServer(o Options) (*server, error) {
 	if o.Swarm == nil {
 		return nil, errors.New("api: no swarm given")
 	}
@@ -207,7 +215,7 @@ func New(o Options) (http.Handler, error) {
 	if s.openapi, err = s.routes.document(o); err != nil {
 		return nil, fmt.Errorf("api: making the OpenAPI document: %w", err)
 	}
-	return s.observed(http.HandlerFunc(s.dispatch)), nil
+	return s, nil
 }
 
 // dispatch guards the routes and answers in JSON where there is none.

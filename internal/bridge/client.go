@@ -24,6 +24,7 @@ type Client struct {
 	out     chan []byte // to the writer
 	records chan []Record
 	shown   chan Ephemeral
+	knocks  chan struct{}
 	batches chan []Record // from the reader to the pump, within the credit
 	done    chan struct{}
 	once    sync.Once
@@ -66,7 +67,7 @@ func Connect(ctx context.Context, rwc io.ReadWriteCloser, sandboxID string, opts
 func newClient(rwc io.ReadWriteCloser, opts []Option) *Client {
 	c := &Client{
 		rwc: rwc, r: bufio.NewReaderSize(rwc, 32<<10), clock: clockwork.NewRealClock(),
-		out: make(chan []byte), records: make(chan []Record), shown: make(chan Ephemeral, 256),
+		out: make(chan []byte), records: make(chan []Record), shown: make(chan Ephemeral, 256), knocks: make(chan struct{}, 1),
 		batches: make(chan []Record, creditWindow), done: make(chan struct{}),
 		waiting: make(map[int64]chan response),
 	}
@@ -135,6 +136,10 @@ func (c *Client) exchange(frame []byte, sandboxID string) error {
 
 // Hello returns what the bridge said when the connection was made.
 func (c *Client) Hello() Hello { return c.hello }
+
+// Knocks yields when programs of the sandbox wait to speak with the daemon:
+// take them in with Visit until there is ErrNobody. It is never closed.
+func (c *Client) Knocks() <-chan struct{} { return c.knocks }
 
 // Records returns the subscription's batches. It is closed when the connection
 // ends. A reader that is slow holds back the bridge's sending and nothing
@@ -210,6 +215,12 @@ func (c *Client) take(frame []byte) error {
 	switch {
 	case r.Bye != nil:
 		return r.Bye.err()
+	case r.Knock:
+		select {
+		case c.knocks <- struct{}{}:
+		default:
+		}
+		return nil
 	case r.Records != nil:
 		return c.takeRecords(r.Records)
 	case r.Ephemerals != nil:

@@ -48,6 +48,7 @@ type conn struct {
 	write   sync.Mutex
 	credit  chan struct{}
 	shown   chan Ephemeral
+	knocks  chan struct{}
 	pumping bool // a subscription was made; the reader's alone
 	wg      sync.WaitGroup
 }
@@ -155,6 +156,7 @@ func (s *server) serveConn(ctx context.Context, uc *net.UnixConn) {
 	if control {
 		c.credit = make(chan struct{}, creditWindow)
 		c.shown = make(chan Ephemeral, 64)
+		c.knocks = make(chan struct{}, 1)
 	}
 	if !s.conns.add(c) {
 		return
@@ -170,6 +172,8 @@ func (s *server) serveConn(ctx context.Context, uc *net.UnixConn) {
 		c.control(ctx)
 	case hello.Mode == modePack && hello.Pack != nil:
 		c.pack(ctx, *hello.Pack)
+	case hello.Mode == modeVisit:
+		c.visit(ctx)
 	case hello.Mode == modeUnpack && hello.Unpack != nil:
 		c.unpack(ctx, *hello.Unpack)
 	default:
@@ -375,6 +379,10 @@ func (c *conn) subscribe(ctx context.Context, req request) {
 		}
 	})
 	c.wg.Go(func() { c.showAll(ctx) })
+	c.wg.Go(func() { c.tellKnocks(ctx) })
+	if s.door.anybody() {
+		s.conns.knock()
+	}
 }
 
 // pump sends the journal from behind after, for ever. Nothing is sent that a

@@ -29,6 +29,7 @@ const (
 	modeControl = "control"
 	modePack    = "pack"
 	modeUnpack  = "unpack"
+	modeVisit   = "visit" // a program of the sandbox speaks with the daemon
 )
 
 const (
@@ -97,6 +98,8 @@ type response struct {
 	Error      *wireError      `json:"error,omitempty"`
 	Records    json.RawMessage `json:"records,omitempty"`
 	Ephemerals []Ephemeral     `json:"ephemerals,omitempty"`
+	// Knock: a program of the sandbox waits to speak with the daemon.
+	Knock bool `json:"knock,omitempty"`
 	// Bye is why the server ends the connection.
 	Bye *wireError `json:"bye,omitempty"`
 }
@@ -137,6 +140,7 @@ var kinds = map[string]error{
 	"journal":         ErrJournal,
 	"no-process":      ErrNoProcess,
 	"closed":          ErrClosed,
+	"nobody":          ErrNobody,
 }
 
 func toWire(err error) *wireError {

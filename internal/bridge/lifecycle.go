@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -151,6 +152,12 @@ func (s *server) environment(fromHarness, fromSpec map[string]string) map[string
 	}
 	maps.Copy(env, fromHarness)
 	maps.Copy(env, fromSpec)
+	if env[EnvToken] != "" && s.door.name != "" {
+		env[EnvSocket] = s.door.name
+		if s.cfg.Self != "" { // last: nothing of the sandbox is hidden
+			env["PATH"] += ":" + filepath.Dir(s.cfg.Self)
+		}
+	}
 	env[markSandbox], env[markHarness] = s.cfg.SandboxID, "1"
 	return env
 }

@@ -126,6 +126,7 @@ type server struct {
 	starting sync.Mutex
 
 	conns connTable
+	door  door
 	wg    sync.WaitGroup
 }
 
@@ -288,10 +289,12 @@ func (s *server) run(ctx context.Context, listener *net.UnixListener) error {
 	}
 	s.wg.Go(func() { s.keeper.run(work) })
 	s.wg.Go(func() { s.accept(work, listener) })
+	s.openDoor()
 	s.log.Info("bridge serves", zap.String("sandbox", s.cfg.SandboxID), zap.String("epoch", s.epoch))
 
 	<-ctx.Done()
 	_ = listener.Close()
+	s.door.close()
 	err := s.shutDown(work)
 	s.conns.closeAll(fmt.Errorf("bridge ends: %w", ErrClosed))
 	stopWork()

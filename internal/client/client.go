@@ -54,7 +54,7 @@ type Client struct {
 }
 
 // New returns a client of the daemon at base, which is http://HOST:PORT,
-// https://HOST:PORT or unix:///path/to/socket. An empty token sends none. It
+// https://HOST:PORT, unix:///path/to/socket or unix://@abstract-name. An empty token sends none. It
 // does not connect; a base that cannot be used is reported by every method.
 func New(base, token string) *Client {
 	c := &Client{Clock: clockwork.NewRealClock(), address: base, token: token}
@@ -72,7 +72,7 @@ func New(base, token string) *Client {
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 	if path, ok := strings.CutPrefix(base, unixScheme); ok {
-		if !filepath.IsAbs(path) {
+		if !filepath.IsAbs(path) && !strings.HasPrefix(path, "@") { // @: abstract
 			c.broken = fmt.Errorf("%w: %q: the socket's path is not absolute", ErrAddress, base)
 		}
 		c.base = "http://localhost"

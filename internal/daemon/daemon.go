@@ -113,16 +113,25 @@ func New(ctx context.Context, cfg *config.Config, o Options) (_ *Daemon, err err
 	if err := d.makeRuntimes(ctx); err != nil {
 		return nil, err
 	}
+	inside, err := newInside(cfg.StateDir)
+	if err != nil {
+		return nil, err
+	}
+	d.onClose(inside.close)
 	d.swarm = swarm.New(swarm.Config{
 		Ledger: d.ledger, Runtimes: d.runtimes, Choose: d.choose, Harness: registry.Get, Store: store,
 		Clock: o.Clock, Log: o.Log, Metrics: swarmMetrics{d.metrics}, Lookup: o.Lookup, Secrets: o.Redactor,
 		DefaultImage: cfg.DefaultImage, Retain: cfg.Checkpoints.Retain, AllowUnsandboxed: cfg.Local.AllowUnsandboxed,
+		Guests:   swarm.Guests{Token: inside.token, Serve: inside.serve},
 		Admitted: cfg.Admission.Parallelism, AdmissionTimeout: cfg.Admission.Timeout,
 		Parallelism: cfg.Recovery.Parallelism, ReconcileEvery: cfg.Recovery.ReconcileEvery, OrphanGrace: cfg.Recovery.OrphanGrace,
 		HelloTimeout: cfg.Timeouts.BridgeHello, StopGrace: cfg.Timeouts.Stop, TakeTimeout: cfg.Timeouts.Checkpoint,
 		Provisioning: cfg.Timeouts.Provision, TurnIdle: cfg.Timeouts.TurnIdle,
 	})
 	d.onClose(d.swarm.Close)
+	if err := inside.start(d.apiOptions(), d.log); err != nil {
+		return nil, err
+	}
 	return d, nil
 }
 

@@ -138,15 +138,19 @@ func (d *Daemon) handler(ctx context.Context) (http.Handler, error) {
 	if err := d.metrics.Observe(swarm.States(), d.swarm.Census); err != nil {
 		return nil, err
 	}
-	o := api.Options{
-		Swarm: apiSwarm{d.swarm}, Token: d.cfg.Auth.Token, ReadOnlyTokens: d.cfg.Auth.ReadOnlyTokens, Listen: d.cfg.Listen,
-		Version: d.o.Version, Describe: d.version, Metrics: &apiMetrics{Metrics: d.metrics}, Schema: spec.Schema(),
-		Verify: d.ledger.Verify, Rebuild: d.ledger.Rebuild, Redact: d.o.Redactor.String, Clock: d.o.Clock, Log: d.log,
-	}
+	o := d.apiOptions()
+	o.Token, o.ReadOnlyTokens, o.Listen = d.cfg.Auth.Token, d.cfg.Auth.ReadOnlyTokens, d.cfg.Listen
+	o.Metrics, o.Verify, o.Rebuild = &apiMetrics{Metrics: d.metrics}, d.ledger.Verify, d.ledger.Rebuild
 	if d.cfg.Metrics.Listen == "" {
 		o.MetricsHandler = d.metrics.Handler()
 	}
 	return api.New(o)
+}
+
+// apiOptions are those of the API for everybody.
+func (d *Daemon) apiOptions() api.Options {
+	return api.Options{Swarm: apiSwarm{d.swarm}, Version: d.o.Version, Describe: d.version, Schema: spec.Schema(),
+		Redact: d.o.Redactor.String, Clock: d.o.Clock, Log: d.log}
 }
 
 // server is one listener with what is served on it.

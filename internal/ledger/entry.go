@@ -24,6 +24,17 @@ func prepare(en Entry) (prepared, error) {
 	if payload == nil {
 		payload = json.RawMessage("{}")
 	}
+	if en.By != "" {
+		by, err := json.Marshal(en.By)
+		if err != nil {
+			return prepared{}, fmt.Errorf("%s: by: %w: %w", en.Event, err, ErrInvalid)
+		}
+		sep := ","
+		if string(payload) == "{}" {
+			sep = ""
+		}
+		payload = json.RawMessage(string(payload[:len(payload)-1]) + sep + `"by":` + string(by) + "}")
+	}
 	body, err := object(en.Body)
 	if err != nil {
 		return prepared{}, fmt.Errorf("%s: body: %w", en.Event, err)

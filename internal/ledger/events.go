@@ -394,8 +394,8 @@ type PermissionResolvedPayload struct {
 	RequestID string `json:"requestId"`
 	Decision  string `json:"decision"` // once, always, reject, cancelled
 	// Of is the parked request whose answer is given again.
-	Of string `json:"of,omitempty"`
-	Feedback  string `json:"feedback,omitempty"`
+	Of       string `json:"of,omitempty"`
+	Feedback string `json:"feedback,omitempty"`
 }
 
 // SnapshotPayload of snapshot.intended, snapshot.created and snapshot.gone: a

@@ -54,6 +54,9 @@ type Entry struct {
 	Event     string
 	Payload   any
 	Body      any
+	// By is the agent whose program did it, where it was one: it becomes "by"
+	// in the payload.
+	By string
 }
 
 // Cursor is how far a sandbox's journal has been taken into the ledger: up to

@@ -94,6 +94,16 @@ func Await(ctx context.Context, rt runtime.Runtime, sandboxID, past string, time
 	}
 }
 
+// Visit takes in a program of the sandbox that waits to speak with the daemon:
+// bridge.ErrNobody where none does. The caller closes it.
+func (a *Agent) Visit(ctx context.Context) (io.ReadWriteCloser, error) {
+	conn, err := a.runtime.Dial(ctx, a.sandboxID)
+	if err != nil {
+		return nil, fmt.Errorf("dialling the bridge of %s: %w", a.sandboxID, err)
+	}
+	return bridge.Visit(ctx, conn, a.sandboxID)
+}
+
 // SandboxID names the sandbox.
 func (a *Agent) SandboxID() string { return a.sandboxID }
 

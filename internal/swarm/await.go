@@ -85,7 +85,7 @@ func (s *Swarm) wish(ctx context.Context, r AwaitRequest) (ledger.WaitOpenedPayl
 		return ledger.WaitOpenedPayload{}, err
 	}
 	known := map[string]bool{}
-	for _, a := range all {
+	for _, a := range visible(ctx, all) {
 		known[a.AgentID] = true
 	}
 	if r.Subtree != "" {

@@ -13,6 +13,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/alineod/alineod/internal/bridge"
 	"github.com/alineod/alineod/internal/ledger"
 	"github.com/alineod/alineod/internal/runtime"
 	"github.com/alineod/alineod/internal/spec"
@@ -264,10 +265,16 @@ func (s *Swarm) layInputs(ctx context.Context, rt runtime.Runtime, a ledger.Agen
 	return nil
 }
 
-// places are the variables that tell a harness where things are in its sandbox.
+// places are the variables that tell a harness who it is, how its programs
+// reach the daemon, and where things are in its sandbox.
 func (s *Swarm) places(ctx context.Context, rt runtime.Runtime, a ledger.Agent, sandboxID string) (map[string]string, error) {
+	env := map[string]string{bridge.EnvAgent: a.AgentID}
+	if s.Guests.Token != nil {
+		env[bridge.EnvToken] = s.Guests.Token(a.AgentID)
+		s.Secrets.Add(env[bridge.EnvToken])
+	}
 	if _, err := s.Ledger.Wait(ctx, a.AgentID); errors.Is(err, ledger.ErrNotFound) {
-		return nil, nil
+		return env, nil
 	} else if err != nil {
 		return nil, err
 	}
@@ -279,7 +286,8 @@ func (s *Swarm) places(ctx context.Context, rt runtime.Runtime, a ledger.Agent, 
 		}
 		dir = home + dir
 	}
-	return map[string]string{"ALINEO_INPUTS": dir}, nil
+	env["ALINEO_INPUTS"] = dir
+	return env, nil
 }
 
 // sweepForks removes the images of forks that no agent needs any more.

@@ -20,6 +20,9 @@ func idempotent[T any](ctx context.Context, s *Swarm, idem Idempotency, do func(
 	if idem.Key == "" {
 		return do(func(any) *ledger.Request { return nil })
 	}
+	if who := actor(ctx); who != "" {
+		idem.Scope += " by " + who // it learns nothing of others' requests
+	}
 	if v, found, err := replay[T](ctx, s, idem); found || err != nil {
 		return v, err
 	}

@@ -73,7 +73,7 @@ func (s *Swarm) NotifyOn(ctx context.Context, id string, agents []string, wake b
 		return Subscription{}, err
 	}
 	known := make(map[string]bool, len(run))
-	for _, a := range run {
+	for _, a := range visible(ctx, run) {
 		known[a.AgentID] = true
 	}
 	p := ledger.NotifyRegisteredPayload{Agents: agents, Wake: wake}

@@ -92,7 +92,7 @@ func (s *Swarm) Remember(ctx context.Context, id, key string, value json.RawMess
 				"agent %s remembers %d keys of %d bytes in all; at most %d of %d", id, keys, size, MemoryKeys, MemoryBytes)}
 		}
 		view := MemoryView{Key: key, Value: small.Bytes(), UpdatedAt: s.Clock.Now().UnixMilli()}
-		events, err := s.Ledger.Append(ctx, ledger.Batch{Entries: []ledger.Entry{{AgentID: id, Event: ledger.MemorySet,
+		events, err := s.Ledger.Append(ctx, ledger.Batch{Entries: []ledger.Entry{{AgentID: id, By: actor(ctx), Event: ledger.MemorySet,
 			Payload: ledger.MemoryPayload{Key: key, Value: view.Value}}}, Request: req(view)})
 		if err == nil {
 			view.UpdatedAt = events[0].TS
@@ -107,7 +107,7 @@ func (s *Swarm) Forget(ctx context.Context, id, key string, idem Idempotency) er
 		if err := s.remembers(ctx, id, "forget for"); err != nil {
 			return none{}, err
 		}
-		_, err := s.Ledger.Append(ctx, ledger.Batch{Entries: []ledger.Entry{{AgentID: id, Event: ledger.MemoryDeleted,
+		_, err := s.Ledger.Append(ctx, ledger.Batch{Entries: []ledger.Entry{{AgentID: id, By: actor(ctx), Event: ledger.MemoryDeleted,
 			Payload: ledger.MemoryPayload{Key: key}}}, Request: req(none{})})
 		return none{}, err
 	})

@@ -74,6 +74,8 @@ type owner struct {
 	silenced string          // the turn that was ended for its silence
 	answered map[string]bool // requests whose answer was handed over by way of it
 	said     map[int64]bool  // what of the inbox was said by way of this connection
+	guests   chan struct{}   // one token for each connection of a program in the sandbox
+	by       string          // the agent that asks for what is being done
 	booting  bool            // not yet through the boot pass
 	held     bool            // the runtime's list is not in yet
 }
@@ -94,7 +96,7 @@ type wayBack struct {
 
 func newOwner(s *Swarm, a ledger.Agent, booting bool) *owner {
 	o := &owner{s: s, id: a.AgentID, runID: a.RunID, row: a, mail: make(chan func(), mailboxSize), over: make(chan struct{}),
-		done: make(chan func(), 1), from: recovery.Reattached, booting: booting, held: booting,
+		done: make(chan func(), 1), guests: make(chan struct{}, maxGuests), from: recovery.Reattached, booting: booting, held: booting,
 		rt:  s.runtimes[a.Runtime],
 		log: s.Log.With(zap.String("agent", a.AgentID), zap.String("run", a.RunID))}
 	return o
@@ -124,6 +126,10 @@ func (o *owner) run() {
 		if o.live != nil {
 			ephemerals = o.live.Ephemerals()
 		}
+		var knocks <-chan struct{}
+		if o.live != nil {
+			knocks = o.live.Knocks()
+		}
 		records := o.records
 		if o.waiting != nil {
 			records = nil
@@ -135,6 +141,8 @@ func (o *owner) run() {
 		select {
 		case <-o.s.ctx.Done():
 			return
+		case <-knocks:
+			o.takeIn()
 		case <-wake:
 			o.wake = nil
 		case f := <-o.mail:
@@ -367,6 +375,7 @@ func (o *owner) append(entries ...ledger.Entry) error {
 func (o *owner) appendBatch(b ledger.Batch) ([]ledger.Event, error) {
 	for i := range b.Entries {
 		b.Entries[i].RunID = o.row.RunID
+		b.Entries[i].By = o.by
 		if b.Entries[i].AgentID == "" { // else it is for another's inbox
 			b.Entries[i].AgentID = o.id
 		}

@@ -48,6 +48,9 @@ func (s *Swarm) Run(ctx context.Context, id string) (RunView, error) {
 	}
 	view := RunView{RunID: r.RunID, RootAgentID: r.RootAgentID, AsOf: asOf, CloseWhen: r.CloseWhen, State: r.State, CreatedAt: r.CreatedAt}
 	view.Agents, err = s.views(ctx, ledger.AgentFilter{RunID: id})
+	if err == nil && actor(ctx) != "" && len(view.Agents) == 0 {
+		err = notFound("run", id) // none of the actor's
+	}
 	return view, err
 }
 
@@ -61,6 +64,7 @@ func (s *Swarm) views(ctx context.Context, f ledger.AgentFilter) ([]AgentView, e
 	if err != nil {
 		return nil, err
 	}
+	rows = visible(ctx, rows)
 	kept, err := s.Ledger.Checkpoints(ctx, ledger.CheckpointFilter{State: "kept"})
 	if err != nil {
 		return nil, err

@@ -184,6 +184,8 @@ func request[T any](ctx context.Context, s *Swarm, id, action string, idem Idemp
 				}
 				return zero, refused(action, state)
 			}
+			o.by = actor(ctx)
+			defer func() { o.by = "" }()
 			return f(o, key)
 		})
 	})

@@ -50,7 +50,7 @@ func (s *Swarm) Spawn(ctx context.Context, r SpawnRequest) (SpawnAnswer, error) 
 		if err != nil {
 			return SpawnAnswer{}, err
 		}
-		told, err := parseNotify(r.NotifyOn, r.RunID, f.known())
+		told, err := parseNotify(r.NotifyOn, r.RunID, f.seen)
 		if err != nil {
 			return SpawnAnswer{}, err
 		}
@@ -94,7 +94,7 @@ func (s *Swarm) record(ctx context.Context, r SpawnRequest, sp *spec.Spec, warni
 			ledger.Entry{Event: ledger.AgentStateChanged, Payload: ledger.AgentStateChangedPayload{From: StateSpawning, To: StateAborted, Reason: OutcomeBudget}})
 	}
 	for i := range entries {
-		entries[i].RunID, entries[i].AgentID = r.RunID, answer.AgentID
+		entries[i].RunID, entries[i].AgentID, entries[i].By = r.RunID, answer.AgentID, actor(ctx)
 	}
 	if _, err := s.Ledger.Append(ctx, ledger.Batch{Entries: entries, Request: key(answer)}); err != nil {
 		return SpawnAnswer{}, err
@@ -111,14 +111,7 @@ type family struct {
 	run    ledger.Run
 	parent ledger.Agent
 	agents map[string]ledger.Agent // all of the run
-}
-
-func (f *family) known() map[string]bool {
-	known := make(map[string]bool, len(f.agents))
-	for id := range f.agents {
-		known[id] = true
-	}
-	return known
+	seen   map[string]bool         // those the actor may know of
 }
 
 func (s *Swarm) family(ctx context.Context, runID, parentID string) (*family, error) {
@@ -136,12 +129,15 @@ func (s *Swarm) family(ctx context.Context, runID, parentID string) (*family, er
 	if err != nil {
 		return nil, err
 	}
-	f := &family{run: run, agents: make(map[string]ledger.Agent, len(all))}
+	f := &family{run: run, agents: make(map[string]ledger.Agent, len(all)), seen: make(map[string]bool, len(all))}
 	for _, a := range all {
 		f.agents[a.AgentID] = a
 	}
+	for _, a := range visible(ctx, all) {
+		f.seen[a.AgentID] = true
+	}
 	parent, ok := f.agents[parentID]
-	if !ok {
+	if !ok || !f.seen[parentID] {
 		return nil, &Error{Kind: ErrNotFound, Code: "not_found", Message: fmt.Sprintf("run %s has no agent %s to spawn from", runID, parentID)}
 	}
 	if !slices.Contains(parents, parent.State) || parent.StopMode != "" {
@@ -231,5 +227,5 @@ func (s *Swarm) parseWait(r SpawnRequest, f *family) (*ledger.WaitOpenedPayload,
 	if bytes.HasPrefix(bytes.TrimSpace(r.WaitFor), []byte("{")) {
 		path += ".agents"
 	}
-	return &p, strangers(p.Agents, path, f.known(), r.RunID, problems)
+	return &p, strangers(p.Agents, path, f.seen, r.RunID, problems)
 }

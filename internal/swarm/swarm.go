@@ -79,6 +79,8 @@ type Config struct {
 	StopGrace        time.Duration
 	TakeTimeout      time.Duration // of one checkpoint
 	Provisioning     time.Duration // of one sandbox with its setup snapshot
+	// Guests lets programs in the sandboxes reach the daemon.
+	Guests Guests
 	// TurnIdle is how long a harness may say nothing in a turn; 0: for ever.
 	TurnIdle time.Duration
 }
@@ -249,15 +251,15 @@ func (s *Swarm) disown(id string) {
 // owner finds an agent's owner. An agent that is known and final has none:
 // ErrConflict with its state.
 func (s *Swarm) owner(ctx context.Context, id, action string) (*owner, error) {
+	a, err := s.agentRow(ctx, id)
+	if err != nil {
+		return nil, err
+	}
 	s.mu.Lock()
 	o := s.owners[id]
 	s.mu.Unlock()
 	if o != nil {
 		return o, nil
-	}
-	a, err := s.agentRow(ctx, id)
-	if err != nil {
-		return nil, err
 	}
 	return nil, refused(action, a.State)
 }
@@ -267,7 +269,13 @@ func (s *Swarm) agentRow(ctx context.Context, id string) (ledger.Agent, error) {
 	if errors.Is(err, ledger.ErrNotFound) {
 		return a, notFound("agent", id)
 	}
-	return a, err
+	if err != nil {
+		return a, err
+	}
+	if seen, err := s.sees(ctx, a); err != nil || !seen {
+		return a, errors.Join(err, notFound("agent", id))
+	}
+	return a, nil
 }
 
 func notFound(what, id string) error {
