@@ -188,7 +188,7 @@ func DialSocket(ctx context.Context, dir string) (net.Conn, error) {
 	return dialer.DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d/%s", d.Fd(), SocketName))
 }
 
-// InstallBinary copies an executable to <state>/bin/alineod-<hash>, unless it
+// InstallBinary copies an executable to <state>/bin/<hash>/alineod, unless it
 // is there already, and returns that path. A bridge runs from there, so that
 // an upgrade of the daemon changes none that is running.
 func InstallBinary(stateDir, binary string) (string, error) {
@@ -210,8 +210,8 @@ func installBinary(stateDir, binary string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	dir := filepath.Join(stateDir, "bin")
-	path := filepath.Join(dir, "alineod-"+hex.EncodeToString(sum.Sum(nil))[:16])
+	dir := filepath.Join(stateDir, "bin", hex.EncodeToString(sum.Sum(nil))[:16])
+	path := filepath.Join(dir, "alineod")
 	// A file of that name is whole: it was renamed into place after its sync.
 	if st, err := os.Stat(path); err == nil && st.Mode().IsRegular() && st.Size() == size {
 		return path, nil
@@ -232,7 +232,7 @@ func installBinary(stateDir, binary string) (string, error) {
 	if err != nil {
 		return "", errors.Join(err, os.RemoveAll(tmp))
 	}
-	return path, SyncDir(dir)
+	return path, errors.Join(SyncDir(dir), SyncDir(filepath.Dir(dir)))
 }
 
 // writeExecutable copies src to a new file. No process is forked meanwhile: a
