@@ -122,7 +122,9 @@ func TestErrorsOfEveryRoute(t *testing.T) {
 		}
 		w := ask(h, c.method, c.target, c.body)
 		refused(t, w, 404, "gone")
-		doc.holds(t, c.method, c.pattern, w.Code, w.Header().Get("Content-Type"), w.Body.Bytes())
+		if err := doc.Answer(c.method, c.target, w.Code, w.Header().Get("Content-Type"), w.Body.Bytes()); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

@@ -17,6 +17,8 @@ import (
 // heartbeat is how often a comment line says that the stream lives.
 const heartbeat = 10 * time.Second
 
+const streamType = "text/event-stream"
+
 const (
 	fromStart = int64(0)
 	fromNow   = int64(-1)
@@ -69,7 +71,7 @@ func (s *server) allEvents(w http.ResponseWriter, r *http.Request) error {
 // stream ends, or the daemon does (the request's context).
 func (s *server) stream(w http.ResponseWriter, r *http.Request, after int64, runID string) {
 	h := w.Header()
-	h.Set("Content-Type", "text/event-stream")
+	h.Set("Content-Type", streamType)
 	h.Set("Cache-Control", "no-store")
 	h.Set("X-Accel-Buffering", "no") // a proxy must not hold events back
 	h.Set("X-Content-Type-Options", "nosniff")

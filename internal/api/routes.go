@@ -97,7 +97,7 @@ func handle[B, A any](rs *routes, rt route, do func(ctx context.Context, req *in
 		rs.bodies = append(rs.bodies, schema)
 		op.RequestBody = &huma.RequestBody{
 			Required: len(rs.resolved(schema).Required) > 0,
-			Content:  map[string]*huma.MediaType{"application/json": {Schema: schema}},
+			Content:  map[string]*huma.MediaType{"application/json": {Schema: schema, Example: mustJSON(examples[rt.id].body)}},
 		}
 	}
 	status := rt.status
@@ -108,6 +108,9 @@ func handle[B, A any](rs *routes, rt route, do func(ctx context.Context, req *in
 		op.RequestBody = &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{rt.upload: {}}}
 	}
 	rs.answers(op, answer, append(rt.also, status)...)
+	if response := op.Responses[strconv.Itoa(status)].Content["application/json"]; response != nil {
+		response.Example = mustJSON(examples[rt.id].answer)
+	}
 	if rt.limit == 0 {
 		rt.limit = bodyLimit
 	}
@@ -147,8 +150,11 @@ func handle[B, A any](rs *routes, rt route, do func(ctx context.Context, req *in
 // it returns becomes the answer; it must not have written before.
 func (rs *routes) raw(rt route, content string, do func(http.ResponseWriter, *http.Request) error) {
 	op := rs.operation(rt)
-	op.Responses["200"] = &huma.Response{Description: http.StatusText(http.StatusOK),
-		Content: map[string]*huma.MediaType{content: {}}}
+	media := &huma.MediaType{}
+	if content == streamType {
+		media = rs.streamed()
+	}
+	op.Responses["200"] = &huma.Response{Description: http.StatusText(http.StatusOK), Content: map[string]*huma.MediaType{content: media}}
 	rs.add(rt, op, do)
 }
 

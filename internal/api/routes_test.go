@@ -1,7 +1,6 @@
 package api_test
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"io"
@@ -11,9 +10,9 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/santhosh-tekuri/jsonschema/v6"
 
 	"github.com/alineod/alineod/internal/api"
+	"github.com/alineod/alineod/internal/api/apitest"
 	"github.com/alineod/alineod/internal/ledger"
 	"github.com/alineod/alineod/internal/swarm"
 )
@@ -268,17 +267,19 @@ func TestRoutes(t *testing.T) {
 			t.Errorf("%s %s: calls (-want +got):\n%s", c.method, c.target, diff)
 		}
 		seen[c.method+" "+c.pattern] = true
-		doc.holds(t, c.method, c.pattern, w.Code, w.Header().Get("Content-Type"), w.Body.Bytes())
+		if err := doc.Answer(c.method, c.target, w.Code, w.Header().Get("Content-Type"), w.Body.Bytes()); err != nil {
+			t.Error(err)
+		}
 	}
-	for route := range doc.routes() {
+	for _, route := range doc.Routes() {
 		if !seen[route] {
 			t.Errorf("%s is documented and not tried", route)
 		}
 		delete(seen, route)
 	}
-	if doc.at("components", "schemas", "PromptBody", "additionalProperties") != false ||
-		doc.at("components", "schemas", "Image", "additionalProperties") != false ||
-		doc.at("components", "schemas", "AgentView", "additionalProperties") != nil {
+	if doc.At("components", "schemas", "PromptBody", "additionalProperties") != false ||
+		doc.At("components", "schemas", "Image", "additionalProperties") != false ||
+		doc.At("components", "schemas", "AgentView", "additionalProperties") != nil {
 		t.Error("bodies must be closed in the document, answers open")
 	}
 	for route := range seen {
@@ -286,81 +287,11 @@ func TestRoutes(t *testing.T) {
 	}
 }
 
-// apiDocument is the OpenAPI document as a client reads it.
-type apiDocument struct {
-	raw      any
-	compiler *jsonschema.Compiler
-}
-
-func document(t *testing.T, h http.Handler) *apiDocument {
+func document(t *testing.T, h http.Handler) *apitest.Document {
 	t.Helper()
-	raw, err := jsonschema.UnmarshalJSON(ask(h, "GET", "/openapi.json", "").Body)
+	d, err := apitest.Parse(ask(h, "GET", "/openapi.json", "").Body)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := jsonschema.NewCompiler()
-	if err := c.AddResource("mem:///openapi.json", raw); err != nil {
-		t.Fatal(err)
-	}
-	return &apiDocument{raw, c}
-}
-
-func (d *apiDocument) routes() map[string]bool {
-	found := map[string]bool{}
-	for path, item := range d.raw.(map[string]any)["paths"].(map[string]any) {
-		for method := range item.(map[string]any) {
-			found[strings.ToUpper(method)+" "+path] = true
-		}
-	}
-	return found
-}
-
-// at follows names through the document; nil where there is none.
-func (d *apiDocument) at(names ...string) any {
-	v := d.raw
-	for _, name := range names {
-		m, _ := v.(map[string]any)
-		v = m[name]
-	}
-	return v
-}
-
-func (d *apiDocument) compile(t *testing.T, names ...string) *jsonschema.Schema {
-	t.Helper()
-	escape := strings.NewReplacer("~", "~0", "/", "~1")
-	pointer := ""
-	for _, name := range names {
-		pointer += "/" + escape.Replace(name)
-	}
-	s, err := d.compiler.Compile("mem:///openapi.json#" + strings.NewReplacer("{", "%7B", "}", "%7D").Replace(pointer))
-	if err != nil {
-		t.Fatalf("compiling %s: %v", pointer, err)
-	}
-	return s
-}
-
-// holds fails unless an answer is as documented.
-func (d *apiDocument) holds(t *testing.T, method, path string, code int, content string, body []byte) {
-	t.Helper()
-	response := []string{"paths", path, strings.ToLower(method), "responses", http.StatusText(code)}
-	response[4] = map[int]string{200: "200", 202: "202", 204: "204", 503: "503"}[code]
-	if d.at(response...) == nil {
-		response[4] = "default"
-	}
-	content, _, _ = strings.Cut(content, ";")
-	if code != http.StatusNoContent && d.at(append(response, "content", content)...) == nil {
-		t.Errorf("%s %s: %d with %q is not documented", method, path, code, content)
-		return
-	}
-	at := append(response, "content", content, "schema")
-	if d.at(at...) == nil {
-		return
-	}
-	v, err := jsonschema.UnmarshalJSON(bytes.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := d.compile(t, at...).Validate(v); err != nil {
-		t.Errorf("%s %s: answer is not as documented: %v\n%s", method, path, err, body)
-	}
+	return d
 }

@@ -104,11 +104,11 @@ func (s *server) runRoutes() {
 	rs.raw(route{
 		method: http.MethodGet, path: "/runs/{id}/events", id: "followRun", tag: "events", params: resumeParams,
 		summary: "The events of a run from its start, then live",
-	}, "text/event-stream", s.runEvents)
+	}, streamType, s.runEvents)
 	rs.raw(route{
 		method: http.MethodGet, path: "/events", id: "follow", tag: "events", params: resumeParams,
 		summary: "The events of all runs from now on",
-	}, "text/event-stream", s.allEvents)
+	}, streamType, s.allEvents)
 }
 
 // list is never null in JSON.

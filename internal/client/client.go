@@ -93,6 +93,12 @@ func New(base, token string) *Client {
 // Address is the base the client was made with.
 func (c *Client) Address() string { return c.address }
 
+// Through has every request go through what wrap makes of the client's own
+// transport. It is called before the first request.
+func (c *Client) Through(wrap func(http.RoundTripper) http.RoundTripper) {
+	c.http.Transport = wrap(c.http.Transport)
+}
+
 // Close gives back the idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 

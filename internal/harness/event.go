@@ -57,6 +57,107 @@ func PermissionResolved(requestID, decision, feedback string) Event {
 	}, nil)
 }
 
+// TurnResult is the Body of turn.ended: the last text of the assistant.
+type TurnResult struct {
+	Result string `json:"result"`
+}
+
+// MessageDelta is a piece of a message that is being said.
+type MessageDelta struct {
+	Delta string `json:"delta"`
+	Kind  string `json:"kind"` // text or thinking
+}
+
+// Message says whose message.ended tells of.
+type Message struct {
+	Role string `json:"role"` // assistant, user, tool
+}
+
+// MessageBody is a whole message, as the harness wrote it, and its text.
+type MessageBody struct {
+	Message any    `json:"message"`
+	Text    string `json:"text"`
+}
+
+// ToolArgs are what a tool is called with.
+type ToolArgs struct {
+	Args json.RawMessage `json:"args,omitempty"`
+}
+
+// ToolOutput is what a tool that runs has written so far.
+type ToolOutput struct {
+	ledger.ToolCall
+	Output string `json:"output"`
+}
+
+// ToolEnd ends a call of a tool.
+type ToolEnd struct {
+	ledger.ToolCall
+	IsError bool `json:"isError"`
+}
+
+// ToolResult is what the model gets of a call, as text.
+type ToolResult struct {
+	Result string `json:"result"`
+}
+
+// PermissionAsk is what a harness asks, in its own words.
+type PermissionAsk struct {
+	Request any `json:"request"`
+}
+
+// Queue counts what a harness has been told and not yet told its model.
+type Queue struct {
+	Steering int `json:"steering"`
+	FollowUp int `json:"followUp"`
+}
+
+// Retry says that the harness asks its provider again.
+type Retry struct {
+	Attempt     int64  `json:"attempt"`
+	MaxAttempts int64  `json:"maxAttempts"`
+	DelayMs     int64  `json:"delayMs"`
+	Error       string `json:"error"`
+}
+
+// RetryEnd says what became of that.
+type RetryEnd struct {
+	Success bool   `json:"success"`
+	Attempt int64  `json:"attempt"`
+	Error   string `json:"error"`
+}
+
+// Compaction says that a conversation is about to be summarized.
+type Compaction struct {
+	Reason string `json:"reason"`
+}
+
+// CompactionEnd says what became of that. The numbers of tokens are 0 where
+// they are not known.
+type CompactionEnd struct {
+	Compaction
+	Aborted      bool    `json:"aborted"`
+	Error        string  `json:"error"`
+	TokensBefore float64 `json:"tokensBefore"`
+	TokensAfter  float64 `json:"tokensAfter"`
+}
+
+// CompactionBody is what stands in the conversation's place.
+type CompactionBody struct {
+	Summary string `json:"summary"`
+}
+
+// ExtensionError is a failure inside an extension of the harness.
+type ExtensionError struct {
+	Extension string `json:"extension"`
+	Event     string `json:"event"` // what it was told when it failed
+}
+
+// ExtensionErrorBody is its text.
+type ExtensionErrorBody struct {
+	Error string `json:"error"`
+}
+
 // Decisions of a permission request. DecisionCancelled is nobody's answer: the
 // request ended with its turn or its process.
 const (

@@ -48,9 +48,9 @@ const (
 
 // Events that are shown to live followers and never stored.
 const (
-	MessageUpdated = "message.updated" // {"delta": text, "kind": "text"|"thinking"}
-	ToolUpdated    = "tool.updated"    // {"id", "name", "output"}
-	QueueUpdated   = "queue.updated"   // {"steering": n, "followUp": n}
+	MessageUpdated = "message.updated"
+	ToolUpdated    = "tool.updated"
+	QueueUpdated   = "queue.updated"
 )
 
 // Event is something the harness did, in alineod's words. Name is an event
@@ -59,19 +59,24 @@ const (
 //
 // Data and Body become the payload and the body of the ledger's entry:
 //
-//	session.started  Data ledger.SessionPayload
-//	message.ended    Data {"role": "assistant"|"user"|"tool"}  Body {"message": the harness's own object, "text": its text}
-//	tool.started     Data {"id", "name"}                       Body {"args"}
-//	tool.ended       Data {"id", "name", "isError"}            Body {"result": text}
-//	permission.requested  Data ledger.PermissionRequestedPayload  Body {"request": the harness's own object}
-//	permission.resolved   Data ledger.PermissionResolvedPayload
-//	retry.started    Data {"attempt", "maxAttempts", "delayMs", "error"}
-//	retry.ended      Data {"success", "attempt", "error"}
-//	compaction.started/ended, extension.error   Data: the harness's own figures, Body the rest
-//	turn.ended       Data TurnEnd                              Body {"result": last text of the assistant}
-//	session.ended    Data ledger.SessionPayload
-//	agent.quota_exhausted Data Quota
-//	diagnostic.stored Data {"class": "protocol_error", "error"} Body {"line": what could not be read, cut}
+//	session.started       ledger.SessionPayload
+//	session.ended         ledger.SessionPayload
+//	message.updated       MessageDelta
+//	message.ended         Message             MessageBody
+//	tool.started          ledger.ToolCall     ToolArgs
+//	tool.updated          ToolOutput
+//	tool.ended            ToolEnd             ToolResult
+//	queue.updated         Queue
+//	permission.requested  ledger.PermissionRequestedPayload  PermissionAsk
+//	permission.resolved   ledger.PermissionResolvedPayload
+//	retry.started         Retry
+//	retry.ended           RetryEnd
+//	compaction.started    Compaction
+//	compaction.ended      CompactionEnd       CompactionBody
+//	extension.error       ExtensionError      ExtensionErrorBody
+//	turn.ended            TurnEnd             TurnResult
+//	agent.quota_exhausted Quota
+//	diagnostic.stored     {"class": "protocol_error", "error"} Body {"line": what could not be read, cut}
 type Event struct {
 	Name string          `json:"name"`
 	Data json.RawMessage `json:"data,omitempty"`

@@ -310,6 +310,20 @@ type TurnEndedPayload struct {
 	Parks bool `json:"parks,omitempty"`
 }
 
+// AgentTurnFailedPayload of agent.turn_failed.
+type AgentTurnFailedPayload struct {
+	Turn  int    `json:"turn"`
+	Class string `json:"class"` // of the diagnosis; empty where there is none
+	Error string `json:"error"`
+}
+
+// AgentTurnInterruptedPayload of agent.turn_interrupted.
+type AgentTurnInterruptedPayload struct {
+	Turn      int        `json:"turn"`
+	Error     string     `json:"error"`
+	ToolCalls []ToolCall `json:"toolCalls"` // that were in flight
+}
+
 // ToolCall names one call of a tool.
 type ToolCall struct {
 	ID   string `json:"id"`

@@ -316,11 +316,11 @@ func (t *translation) settle(turn *ledger.Turn, p ledger.TurnEndedPayload, body 
 		t.to(StateDone, "turn "+p.Outcome)
 		return
 	case OutcomeInterrupted:
-		t.add(turn.TurnID, ledger.AgentTurnInterrupted, map[string]any{"turn": turn.Number, "error": p.Error, "toolCalls": p.ToolCalls}, nil)
+		t.add(turn.TurnID, ledger.AgentTurnInterrupted, ledger.AgentTurnInterruptedPayload{Turn: turn.Number, Error: p.Error, ToolCalls: p.ToolCalls}, nil)
 		t.o.cutOff = turn.TurnID
 		t.retry(turn, p.ToolCalls)
 	default:
-		t.add(turn.TurnID, ledger.AgentTurnFailed, map[string]any{"turn": turn.Number, "class": p.Class, "error": p.Error}, nil)
+		t.add(turn.TurnID, ledger.AgentTurnFailed, ledger.AgentTurnFailedPayload{Turn: turn.Number, Class: p.Class, Error: p.Error}, nil)
 		if p.Class != "" {
 			t.add(turn.TurnID, ledger.AgentDiagnosed, ledger.AgentDiagnosedPayload{Class: p.Class, Error: p.Error}, nil)
 		}

@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -95,6 +96,7 @@ func newDaemonIn(t testing.TB, state string, env ...string) *daemon {
 	}
 	d := &daemon{t: t, dir: state, bin: bin, env: env, log: &lockedBuffer{},
 		Client: client.New("unix://"+filepath.Join(state, "alineod.sock"), "")}
+	d.Through(func(next http.RoundTripper) http.RoundTripper { return &contract{t: t, next: next} })
 	t.Cleanup(func() {
 		d.removeSandboxes()
 		d.kill()

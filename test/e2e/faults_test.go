@@ -459,7 +459,6 @@ func TestRetryWithoutToolCall(t *testing.T) {
 	d := newDaemon(t)
 	a := d.run(`{"harness": "scripted", "onInterrupt": "retry"}`, "")
 	turn := d.prompt(a, "ask may I?\nsay done")
-	d.inTurn(a, turn)
 	v := d.await(a, swarm.StateBlocked)
 	killAll(t, []int{v.SessionStats.PID})
 	want(t, "rung", d.awaitRung(a, 1), "resumed")

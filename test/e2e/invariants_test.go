@@ -52,14 +52,19 @@ func (d *daemon) invariants() {
 	d.checkSecrets()
 }
 
-// checkEvents: the sequence has no gaps, each turn ended at most once, each
-// message and tool call was stored once, no prompt started twice in a sandbox.
+// checkEvents: the sequence has no gaps, each event is as the API documents it,
+// each turn ended at most once, each message and tool call was stored once, no prompt started twice in a sandbox.
 func (d *daemon) checkEvents(events []ledger.Event) {
 	d.t.Helper()
 	ended, started, said := map[string]int{}, map[string]int{}, map[string]int{}
 	for i, e := range events {
 		if e.Seq != int64(i)+1 {
 			d.t.Fatalf("event %d of the log has seq %d", i+1, e.Seq)
+		}
+		if doc := promised.Load(); ledger.Public(e.Event) && doc != nil {
+			if err := doc.Event(e.Seq, e.Event, e.Data()); err != nil {
+				d.t.Error(err)
+			}
 		}
 		switch e.Event {
 		case ledger.TurnEnded:

@@ -117,7 +117,7 @@ func delta(l []byte) (harness.Output, error) {
 	if !isDelta || (kind != "text" && kind != "thinking") {
 		return harness.Output{}, nil
 	}
-	return events(harness.NewEvent(harness.MessageUpdated, map[string]string{"delta": m.Event.Delta, "kind": kind}, nil)), nil
+	return events(harness.NewEvent(harness.MessageUpdated, harness.MessageDelta{Delta: m.Event.Delta, Kind: kind}, nil)), nil
 }
 
 func (p *protocol) messageEnd(l []byte) (harness.Output, error) {
@@ -149,8 +149,8 @@ func (p *protocol) messageEnd(l []byte) (harness.Output, error) {
 			}
 		}
 	}
-	return events(harness.NewEvent(ledger.MessageEnded, map[string]string{"role": role},
-		map[string]any{"message": e.Message, "text": said})), nil
+	return events(harness.NewEvent(ledger.MessageEnded, harness.Message{Role: role},
+		harness.MessageBody{Message: e.Message, Text: said})), nil
 }
 
 func tool(kind string, l []byte) (harness.Output, error) {
@@ -165,17 +165,15 @@ func tool(kind string, l []byte) (harness.Output, error) {
 	if err := json.Unmarshal(l, &t); err != nil {
 		return harness.Output{}, err
 	}
+	call := ledger.ToolCall{ID: t.ID, Name: t.Name}
 	switch kind {
 	case "tool_execution_start":
-		return events(harness.NewEvent(ledger.ToolStarted, map[string]string{"id": t.ID, "name": t.Name},
-			map[string]any{"args": t.Args})), nil
+		return events(harness.NewEvent(ledger.ToolStarted, call, harness.ToolArgs{Args: t.Args})), nil
 	case "tool_execution_update":
-		return events(harness.NewEvent(harness.ToolUpdated,
-			map[string]string{"id": t.ID, "name": t.Name, "output": toolText(t.Partial)}, nil)), nil
+		return events(harness.NewEvent(harness.ToolUpdated, harness.ToolOutput{ToolCall: call, Output: toolText(t.Partial)}, nil)), nil
 	}
-	return events(harness.NewEvent(ledger.ToolEnded,
-		map[string]any{"id": t.ID, "name": t.Name, "isError": t.IsError},
-		map[string]string{"result": toolText(t.Result)})), nil
+	return events(harness.NewEvent(ledger.ToolEnded, harness.ToolEnd{ToolCall: call, IsError: t.IsError},
+		harness.ToolResult{Result: toolText(t.Result)})), nil
 }
 
 func queueUpdate(l []byte) (harness.Output, error) {
@@ -187,7 +185,7 @@ func queueUpdate(l []byte) (harness.Output, error) {
 		return harness.Output{}, err
 	}
 	return events(harness.NewEvent(harness.QueueUpdated,
-		map[string]int{"steering": len(q.Steering), "followUp": len(q.FollowUp)}, nil)), nil
+		harness.Queue{Steering: len(q.Steering), FollowUp: len(q.FollowUp)}, nil)), nil
 }
 
 func retry(kind string, l []byte) (harness.Output, error) {
@@ -203,13 +201,11 @@ func retry(kind string, l []byte) (harness.Output, error) {
 		return harness.Output{}, err
 	}
 	if kind == "auto_retry_start" {
-		return events(harness.NewEvent(ledger.RetryStarted, map[string]any{
-			"attempt": r.Attempt, "maxAttempts": r.MaxAttempts, "delayMs": r.DelayMs, "error": r.ErrorMessage,
+		return events(harness.NewEvent(ledger.RetryStarted, harness.Retry{
+			Attempt: r.Attempt, MaxAttempts: r.MaxAttempts, DelayMs: r.DelayMs, Error: r.ErrorMessage,
 		}, nil)), nil
 	}
-	return events(harness.NewEvent(ledger.RetryEnded, map[string]any{
-		"success": r.Success, "attempt": r.Attempt, "error": r.FinalError,
-	}, nil)), nil
+	return events(harness.NewEvent(ledger.RetryEnded, harness.RetryEnd{Success: r.Success, Attempt: r.Attempt, Error: r.FinalError}, nil)), nil
 }
 
 func compaction(kind string, l []byte) (harness.Output, error) {
@@ -226,13 +222,23 @@ func compaction(kind string, l []byte) (harness.Output, error) {
 	if err := json.Unmarshal(l, &c); err != nil {
 		return harness.Output{}, err
 	}
+	started := harness.Compaction{Reason: c.Reason}
 	if kind == "compaction_start" {
-		return events(harness.NewEvent(ledger.CompactionStarted, map[string]string{"reason": c.Reason}, nil)), nil
+		return events(harness.NewEvent(ledger.CompactionStarted, started, nil)), nil
 	}
-	return events(harness.NewEvent(ledger.CompactionEnded, map[string]any{
-		"reason": c.Reason, "aborted": c.Aborted, "error": c.Error,
-		"tokensBefore": c.Result.Before, "tokensAfter": c.Result.After,
-	}, map[string]string{"summary": c.Result.Summary})), nil
+	return events(harness.NewEvent(ledger.CompactionEnded, harness.CompactionEnd{
+		Compaction: started, Aborted: c.Aborted, Error: c.Error,
+		TokensBefore: number(c.Result.Before), TokensAfter: number(c.Result.After),
+	}, harness.CompactionBody{Summary: c.Result.Summary})), nil
+}
+
+// number is 0 for what is none.
+func number(n json.Number) float64 {
+	f, err := n.Float64()
+	if err != nil {
+		return 0
+	}
+	return f
 }
 
 func extensionError(l []byte) (harness.Output, error) {
@@ -245,7 +251,7 @@ func extensionError(l []byte) (harness.Output, error) {
 		return harness.Output{}, err
 	}
 	return events(harness.NewEvent(ledger.ExtensionError,
-		map[string]string{"extension": e.Path, "event": e.Event}, map[string]string{"error": e.Error})), nil
+		harness.ExtensionError{Extension: e.Path, Event: e.Event}, harness.ExtensionErrorBody{Error: e.Error})), nil
 }
 
 // dialog holds a dialog of an extension as a permission request. What only
@@ -269,5 +275,5 @@ func (p *protocol) dialog(l []byte) (harness.Output, error) {
 	p.asks[d.ID] = ask{method: d.Method, options: d.Options, inTurn: p.turn != nil}
 	return events(harness.NewEvent(ledger.PermissionRequested,
 		ledger.PermissionRequestedPayload{RequestID: d.ID, Title: d.Title},
-		map[string]any{"request": json.RawMessage(l)})), nil
+		harness.PermissionAsk{Request: json.RawMessage(l)})), nil
 }

@@ -183,7 +183,7 @@ func (p *protocol) endTurn(end harness.TurnEnd) harness.Output {
 		}
 		out.Events = append(out.Events, harness.NewEvent(ledger.AgentQuotaExhausted, quotaOf(provider, end.Error), nil))
 	}
-	out.Events = append(out.Events, harness.NewEvent(ledger.TurnEnded, end, map[string]string{"result": t.result}))
+	out.Events = append(out.Events, harness.NewEvent(ledger.TurnEnded, end, harness.TurnResult{Result: t.result}))
 	p.turn = nil
 	p.status.State = harness.StateIdle
 	return out

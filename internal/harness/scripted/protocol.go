@@ -109,24 +109,25 @@ func (p *protocol) report(r report) (harness.Output, error) {
 			SessionID: r.Session, Messages: r.Messages, Continued: r.Continued,
 		}, nil)), nil
 	case evDelta:
-		return events(harness.NewEvent(harness.MessageUpdated, map[string]string{"delta": r.Text, "kind": r.Name}, nil)), nil
+		return events(harness.NewEvent(harness.MessageUpdated, harness.MessageDelta{Delta: r.Text, Kind: r.Name}, nil)), nil
 	case evMessage:
 		return p.message(r), nil
 	case evTool:
-		return events(harness.NewEvent(ledger.ToolStarted, map[string]string{"id": r.ID, "name": r.Name},
-			map[string]any{"args": r.Args})), nil
+		return events(harness.NewEvent(ledger.ToolStarted, ledger.ToolCall{ID: r.ID, Name: r.Name},
+			harness.ToolArgs{Args: r.Args})), nil
 	case evToolOut:
 		return events(harness.NewEvent(harness.ToolUpdated,
-			map[string]string{"id": r.ID, "name": r.Name, "output": r.Text}, nil)), nil
+			harness.ToolOutput{ToolCall: ledger.ToolCall{ID: r.ID, Name: r.Name}, Output: r.Text}, nil)), nil
 	case evToolEnd:
 		return events(harness.NewEvent(ledger.ToolEnded,
-			map[string]any{"id": r.ID, "name": r.Name, "isError": r.IsError},
-			map[string]string{"result": r.Text})), nil
+			harness.ToolEnd{ToolCall: ledger.ToolCall{ID: r.ID, Name: r.Name}, IsError: r.IsError},
+			harness.ToolResult{Result: r.Text})), nil
 	case evAsk:
 		p.asks[r.ID] = true
 		return events(harness.NewEvent(ledger.PermissionRequested,
 			ledger.PermissionRequestedPayload{RequestID: r.ID, Title: r.Text},
-			map[string]any{"request": map[string]string{"id": r.ID, "question": r.Text}})), nil
+			harness.PermissionAsk{
+				Request: map[string]string{"id": r.ID, "question": r.Text}})), nil
 	case evAnswered:
 		if !p.asks[r.ID] {
 			return harness.Output{}, fmt.Errorf("%q of a request that is not open", r.Ev)
@@ -135,7 +136,7 @@ func (p *protocol) report(r report) (harness.Output, error) {
 		return events(harness.PermissionResolved(r.ID, r.Decision, r.Feedback)), nil
 	case evQueue:
 		return events(harness.NewEvent(harness.QueueUpdated,
-			map[string]int{"steering": r.Steering, "followUp": r.FollowUp}, nil)), nil
+			harness.Queue{Steering: r.Steering, FollowUp: r.FollowUp}, nil)), nil
 	case evQuota:
 		return events(harness.NewEvent(ledger.AgentQuotaExhausted, harness.Quota{
 			Provider: r.Provider, Status: "exhausted", ResetsAt: r.ResetsAt, Source: r.Text,
@@ -157,8 +158,8 @@ func (p *protocol) message(r report) harness.Output {
 		p.result = r.Text
 	}
 	p.status.Messages = r.Messages
-	return events(harness.NewEvent(ledger.MessageEnded, map[string]string{"role": r.Name}, map[string]any{
-		"message": map[string]string{"role": r.Name, "text": r.Text}, "text": r.Text,
+	return events(harness.NewEvent(ledger.MessageEnded, harness.Message{Role: r.Name}, harness.MessageBody{
+		Message: map[string]string{"role": r.Name, "text": r.Text}, Text: r.Text,
 	}))
 }
 
@@ -175,7 +176,7 @@ func (p *protocol) end(r report) (harness.Output, error) {
 	}
 	p.status.State, p.status.Messages = harness.StateIdle, r.Messages
 	out := p.cancelAsks()
-	out.Events = append(out.Events, harness.NewEvent(ledger.TurnEnded, end, map[string]string{"result": p.result}))
+	out.Events = append(out.Events, harness.NewEvent(ledger.TurnEnded, end, harness.TurnResult{Result: p.result}))
 	return out, nil
 }
 
@@ -197,7 +198,7 @@ func (p *protocol) Exited(e harness.Exit) harness.Output {
 		out.Events = append(out.Events, harness.NewEvent(ledger.TurnEnded, harness.TurnEnd{
 			Outcome: harness.OutcomeFailed, Class: harness.ClassSessionFailed, Error: e.String(),
 			SessionID: p.status.SessionID, Messages: p.status.Messages,
-		}, map[string]string{"result": p.result}))
+		}, harness.TurnResult{Result: p.result}))
 	}
 	if p.status.State != harness.StateStarting {
 		out.Events = append(out.Events, harness.SessionEnded(p.status))
